@@ -1,0 +1,108 @@
+"""What the examples share: their arguments, a clock on the training, table and plot."""
+
+import argparse
+import os
+import time
+
+
+def parse_arguments(description, epochs, batch_size, extra=None):
+    """Parses the command line and selects the Keras backend.
+
+    Keras reads its backend once, when it is imported: call this before that.
+
+    Args:
+        description: The example's docstring, shown by `--help`.
+        epochs: Default number of epochs.
+        batch_size: Default batch size.
+        extra: A function that adds the example's own arguments to the parser.
+
+    Returns:
+        The parsed arguments. With `--smoke`, they are those of a run of seconds.
+    """
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--data", metavar="PATH", help="mnist.npz in Keras's layout, or 'digits'")
+    add("--backend", choices=("jax", "tensorflow", "torch"), help="Keras's if left out")
+    add("--epochs", type=int, default=epochs, help="default: %(default)s")
+    add("--batch-size", type=int, default=batch_size, help="default: %(default)s")
+    add("--seeds", type=int, default=1, metavar="N", help="repeat with N seeds")
+    add("--plot", metavar="FILE", help="where the plot goes, 'none' for no plot")
+    add("--quiet", action="store_true", help="no progress bars")
+    add("--smoke", action="store_true", help="a run of seconds on scikit-learn's data")
+    if extra is not None:
+        extra(parser)
+    args = parser.parse_args()
+    if args.smoke:
+        args.data, args.quiet, args.plot = "digits", True, args.plot or "none"
+        args.epochs, args.batch_size = 2, 250
+    if args.backend:
+        os.environ["KERAS_BACKEND"] = args.backend
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    return args
+
+
+class Stopwatch:
+    """Counts the seconds spent training, not those spent on measuring the result."""
+
+    def __init__(self):
+        self.seconds = 0.0
+        self._since = None
+
+    def start(self):
+        """Starts, or goes on."""
+        self._since = time.perf_counter()
+
+    def pause(self):
+        """Stops counting.
+
+        Returns:
+            The seconds counted so far.
+        """
+        self.seconds += time.perf_counter() - self._since
+        return self.seconds
+
+
+def print_table(header, rows):
+    """Prints rows under a header, each column as wide as it needs.
+
+    Args:
+        header: The columns' names.
+        rows: Lists of strings, one for each row.
+    """
+    lines = [list(header), *rows]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
+    print()
+    for line in lines:
+        cells = [line[0].ljust(widths[0])]
+        cells += [cell.rjust(w) for cell, w in zip(line[1:], widths[1:], strict=True)]
+        print("  ".join(cells))
+
+
+def save_plot(path, curves, ylabel, title):
+    """Saves a plot of a quantity against the seconds of training.
+
+    Args:
+        path: The image's file name.
+        curves: Dictionary from an optimizer's name to a list of curves, one for each
+            seed; a curve is a list of pairs (seconds, value).
+        ylabel: The name of the quantity.
+        title: The plot's title.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
+    for number, (name, repeats) in enumerate(curves.items()):
+        for repeat, curve in enumerate(repeats):
+            seconds, values = zip(*curve, strict=True)
+            label = name if repeat == 0 else None
+            axes.plot(seconds, values, ".-", color=f"C{number}", label=label)
+    axes.set(xlabel="seconds of training", ylabel=ylabel, yscale="log", title=title)
+    axes.legend()
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+    print(f"\nSaved {path}")

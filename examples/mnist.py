@@ -1,0 +1,107 @@
+"""An MNIST classifier, 784-500-250-10, trained with K-FAC and with Adam.
+
+Both optimizers start from the same weights and see the same batches. Nothing is tuned:
+both run with their default arguments.
+"""
+
+import comparison
+import datasets
+
+# Selects the backend, so it has to come before Keras is imported.
+args = comparison.parse_arguments(__doc__, epochs=5, batch_size=500)
+
+import keras
+
+import keras_secondorder as kso
+
+
+def main():
+    """Trains with both optimizers, then prints a table and saves a plot."""
+    train, test, data_name = datasets.load_mnist(args.data)
+    backend = keras.config.backend()
+    print(f"Data: {data_name}, {len(train[0])} images. Backend: {backend}")
+
+    optimizers = {"K-FAC": kso.KFAC, "Adam": keras.optimizers.Adam}
+    rows, curves = [], {name: [] for name in optimizers}
+    for seed in range(args.seeds):
+        for name, optimizer in optimizers.items():
+            print(f"\n{name}, seed {seed}")
+            keras.utils.set_random_seed(seed)
+            model = classifier(train[0].shape[1])
+            model.compile(
+                optimizer=optimizer(),
+                loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+                metrics=["accuracy"],
+            )
+            curve = fit(model, train)
+            _, accuracy = model.evaluate(*test, batch_size=1000, verbose=0)
+            curves[name].append(curve)
+            seconds, loss = curve[-1]
+            rows.append([name, str(seed), f"{accuracy:.2%}", f"{loss:.5f}"])
+            rows[-1].append(f"{seconds:.1f}")
+
+    header = ["optimizer", "seed", "test accuracy", "train loss", "seconds"]
+    comparison.print_table(header, rows)
+    print("The seconds include compilation, and leave out the evaluations.")
+    plot = args.plot or "mnist.png"
+    if plot != "none":
+        comparison.save_plot(plot, curves, "training loss", data_name)
+
+
+def classifier(pixels):
+    """Builds the network.
+
+    Args:
+        pixels: Number of inputs.
+
+    Returns:
+        The model. Its outputs are logits: the loss is told so.
+    """
+    return keras.Sequential(
+        [
+            keras.Input((pixels,)),
+            keras.layers.Dense(500, activation="relu"),
+            keras.layers.Dense(250, activation="relu"),
+            keras.layers.Dense(10),
+        ]
+    )
+
+
+def fit(model, train):
+    """Trains the model with a plain `fit`, and measures the loss after each epoch.
+
+    Args:
+        model: A compiled model.
+        train: Images and labels.
+
+    Returns:
+        A list of pairs (seconds, loss on up to 10,000 training images), the first
+        before training.
+    """
+    part = [array[:10_000] for array in train]
+
+    def training_loss():
+        return model.evaluate(*part, batch_size=1000, verbose=0)[0]
+
+    curve = [(0.0, training_loss())]
+    clock = comparison.Stopwatch()
+
+    class Record(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            clock.start()
+
+        def on_epoch_end(self, epoch, logs=None):
+            curve.append((clock.pause(), training_loss()))
+
+    model.fit(
+        *train,
+        batch_size=args.batch_size,
+        epochs=args.epochs,
+        callbacks=[Record()],
+        verbose=0 if args.quiet else 1,
+    )
+    return curve
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""Second-order optimizers for Keras 3, on TensorFlow, JAX and PyTorch.
+
+Importing the package is all it takes: `model.compile(optimizer=KFAC())` then trains any
+plain Keras model with second-order information.
+"""
+
+from keras_secondorder import initializers, solvers
+from keras_secondorder.capture import LayerWrapper, register_layer_wrapper
+from keras_secondorder.optimizers import KFAC
+from keras_secondorder.solvers.damping import LevenbergMarquardt
+from keras_secondorder.solvers.step_rules import AdaptiveStep, StepRule, TrustRegionStep
+from keras_secondorder.training import attach, coverage, detach, install_hook
+
+__version__ = "0.1.0"
+
+install_hook()
+
+__all__ = [
+    "KFAC",
+    # parts of an optimizer
+    "AdaptiveStep",
+    "LevenbergMarquardt",
+    "StepRule",
+    "TrustRegionStep",
+    # the model
+    "LayerWrapper",
+    "attach",
+    "coverage",
+    "detach",
+    "register_layer_wrapper",
+    # modules
+    "initializers",
+    "solvers",
+]

@@ -1,0 +1,28 @@
+"""Derivatives on the backend in use; see `contract.py` for what each function means."""
+
+import importlib
+
+import keras
+
+from keras_secondorder.autodiff.contract import Linearization
+
+_backend = importlib.import_module(f"{__name__}.{keras.backend.backend()}")
+
+vjp = _backend.vjp
+jvp = _backend.jvp
+linearize = _backend.linearize
+hessian_product = _backend.hessian_product
+eager = _backend.eager
+no_grad = _backend.no_grad
+spd_inverse = _backend.spd_inverse
+
+__all__ = [
+    "Linearization",
+    "eager",
+    "hessian_product",
+    "jvp",
+    "linearize",
+    "no_grad",
+    "spd_inverse",
+    "vjp",
+]

@@ -1,0 +1,28 @@
+"""Linear algebra on the host, for the backends whose own is slower on a CPU."""
+
+import numpy as np
+from scipy.linalg import lapack
+
+
+def lapack_inverse(matrix):
+    """Invert a symmetric positive definite matrix by LAPACK's potrf and potri.
+
+    Args:
+        matrix: Array of shape `(d, d)`, float32 or float64.
+
+    Returns:
+        Its inverse as a NumPy array, or NaN throughout where it is not positive
+        definite.
+    """
+    matrix = np.asarray(matrix)
+    prefix = "s" if matrix.dtype == np.float32 else "d"
+    potrf, potri = getattr(lapack, prefix + "potrf"), getattr(lapack, prefix + "potri")
+    # Row-major memory read column by column is the transpose, which here is the same
+    # matrix: no copy is made to change the order.
+    inverse, failed = potrf(matrix.T, lower=1)
+    if not failed:
+        inverse, failed = potri(inverse, lower=1, overwrite_c=1)
+    if failed:
+        return np.full(matrix.shape, np.nan, matrix.dtype)
+    upper = inverse.T  # the same memory, row-major: its upper triangle is filled
+    return np.triu(upper) + np.triu(upper, 1).T

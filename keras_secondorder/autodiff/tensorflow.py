@@ -1,0 +1,111 @@
+"""The autodiff contract on TensorFlow."""
+
+import contextlib
+
+import tensorflow as tf
+
+from keras_secondorder.autodiff.contract import Linearization
+from keras_secondorder.autodiff.host import lapack_inverse
+
+
+def vjp(f, primals, taps=True):
+    """Linearise `f(primals, tap)` for reverse passes (see `contract.py`)."""
+    primals = [tf.convert_to_tensor(p) for p in primals]
+    tapped = {}
+
+    def tap(name, tensor):
+        if taps:
+            tensor = tf.identity(tensor)
+            tape.watch(tensor)
+            tapped[name] = tensor
+        return tensor
+
+    with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
+        tape.watch(primals)
+        outputs, aux = f(primals, tap)
+        outputs = list(outputs)
+
+    def pull(cotangents, sources):
+        given = [
+            (o, tf.cast(c, o.dtype))
+            for o, c in zip(outputs, cotangents, strict=True)
+            if c is not None
+        ]
+        targets, seeds = [o for o, _ in given], [c for _, c in given]
+        return tape.gradient(
+            targets,
+            sources,
+            output_gradients=seeds,
+            unconnected_gradients=tf.UnconnectedGradients.ZERO,
+        )
+
+    def pullback_all(cotangents):
+        return pull(cotangents, (primals, tapped))
+
+    return Linearization(
+        outputs,
+        aux,
+        pullback=lambda c: pull(c, primals),
+        pullback_taps=lambda c: pull(c, tapped),
+        pullback_all=pullback_all,
+    )
+
+
+def jvp(f, primals, tangents):
+    """Outputs of `f(primals)` and their derivative along `tangents`."""
+    primals = [tf.convert_to_tensor(p) for p in primals]
+    tangents = [tf.cast(t, p.dtype) for t, p in zip(tangents, primals, strict=True)]
+    with tf.autodiff.ForwardAccumulator(primals, tangents) as accumulator:
+        outputs = list(f(primals))
+    return outputs, [
+        accumulator.jvp(o, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        for o in outputs
+    ]
+
+
+def linearize(f, primals):
+    """Outputs of `f(primals)`, and a function that pushes tangents forward.
+
+    TensorFlow's forward mode runs beside the computation it differentiates, so each
+    push repeats it; inside one compiled function the copies share the primal part.
+    """
+    return list(f(primals)), lambda tangents: jvp(f, primals, tangents)[1]
+
+
+def hessian_product(f, primals, tangents):
+    """`H v` of the scalar `f(primals)`, forward over reverse."""
+    primals = [tf.convert_to_tensor(p) for p in primals]
+    tangents = [tf.cast(t, p.dtype) for t, p in zip(tangents, primals, strict=True)]
+    zero = tf.UnconnectedGradients.ZERO
+    with tf.autodiff.ForwardAccumulator(primals, tangents) as accumulator:
+        with tf.GradientTape() as tape:
+            tape.watch(primals)
+            value = f(primals)
+        gradient = tape.gradient(value, primals, unconnected_gradients=zero)
+    return [accumulator.jvp(g, unconnected_gradients=zero) for g in gradient]
+
+
+def eager():
+    """A context in which constants are computed at once, also while tracing."""
+    return tf.init_scope()
+
+
+def no_grad():
+    """Nothing to switch off: only an open tape records."""
+    return contextlib.nullcontext()
+
+
+def spd_inverse(matrix, compiled=False):
+    """Invert a symmetric positive definite matrix; NaN where it is not definite.
+
+    Outside XLA the matrix goes to LAPACK's potrf and potri on the host: TensorFlow's
+    own Cholesky raises where a matrix is not definite, which would end the training.
+    """
+    if not compiled:
+        inverse = tf.numpy_function(lapack_inverse, [matrix], matrix.dtype)
+        inverse.set_shape(matrix.shape)
+        return inverse
+    factor = tf.linalg.cholesky(matrix)
+    identity = tf.eye(tf.shape(matrix)[-1], dtype=matrix.dtype)
+    half = tf.linalg.triangular_solve(factor, identity, lower=True)
+    return tf.matmul(half, half, transpose_a=True)

@@ -1,0 +1,133 @@
+"""What a layer wrapper is, and the table of them."""
+
+import contextlib
+from typing import Callable
+
+import keras
+from keras import ops
+
+
+class LayerWrapper:
+    """An affine layer seen as rows: `s = a W`, with `W = [kernel; bias]`.
+
+    A wrapper exists beside its layer and changes it only inside `recording`. It says
+    how the layer's arrays become rows `(examples, positions, features)` and how the
+    layer's variables become the matrix `W` of shape `(d_in, d_out)`, where `d_in`
+    counts the bias. Everything else is the same for all layers.
+
+    Args:
+        layer: A built Keras layer.
+    """
+
+    def __init__(self, layer: keras.layers.Layer):
+        self.layer = layer
+
+    @classmethod
+    def reason_against(cls, layer: keras.layers.Layer) -> str | None:
+        """Why this layer cannot be wrapped, in a few words, or None if it can."""
+        return None
+
+    @property
+    def variables(self) -> list:
+        """The trainable variables that the block covers."""
+        raise NotImplementedError
+
+    @property
+    def d_in(self) -> int:
+        """Rows of `W`, the bias included."""
+        raise NotImplementedError
+
+    @property
+    def d_out(self) -> int:
+        """Columns of `W`."""
+        raise NotImplementedError
+
+    def record(self, on_input: Callable, on_preactivation: Callable):
+        """A context in which the layer's forward pass is watched.
+
+        Args:
+            on_input: Called with each input tensor.
+            on_preactivation: Called with each pre-activation; what it returns takes
+                the place of the pre-activation.
+        """
+        raise NotImplementedError
+
+    def input_rows(self, inputs):
+        """The input as `(examples, positions, d_in)` in float32, with the 1 appended."""
+        raise NotImplementedError
+
+    def gradient_rows(self, gradient):
+        """A pre-activation gradient as `(examples, positions, d_out)` in float32."""
+        raise NotImplementedError
+
+    def to_matrix(self, values: list):
+        """`W`, shape `(d_in, d_out)`, from tensors shaped like `variables`."""
+        raise NotImplementedError
+
+    def from_matrix(self, matrix) -> list:
+        """Tensors shaped like `variables` from `W`; the inverse of `to_matrix`."""
+        raise NotImplementedError
+
+
+_WRAPPERS: dict[type, type[LayerWrapper]] = {}
+
+
+def register_layer_wrapper(layer_class: type) -> Callable:
+    """Make a `LayerWrapper` known for a layer class; use as a class decorator.
+
+    Args:
+        layer_class: The Keras layer class. Subclasses that do not override `call`
+            are wrapped too.
+
+    Returns:
+        The decorator.
+    """
+
+    def register(wrapper_class: type[LayerWrapper]) -> type[LayerWrapper]:
+        _WRAPPERS[layer_class] = wrapper_class
+        return wrapper_class
+
+    return register
+
+
+def wrapper_class_of(layer: keras.layers.Layer) -> type[LayerWrapper] | None:
+    """The wrapper registered for a layer's class, or None."""
+    for cls in type(layer).__mro__:
+        if cls in _WRAPPERS:
+            return _WRAPPERS[cls] if type(layer).call is cls.call else None
+    return None
+
+
+@contextlib.contextmanager
+def replaced(layer, **attributes):
+    """Give an object other attributes for a while, unseen by Keras's tracking.
+
+    The instance's dictionary is written to directly: assigning the attribute would
+    register it with the layer, and the restored value a second time.
+    """
+    missing = object()
+    before = {name: layer.__dict__.get(name, missing) for name in attributes}
+    layer.__dict__.update(attributes)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is missing:
+                layer.__dict__.pop(name, None)
+            else:
+                layer.__dict__[name] = value
+
+
+def rows(tensor, width: int):
+    """`(N, ..., width)` as `(N, T, width)` in float32."""
+    shape = ops.shape(tensor)
+    positions = 1
+    for side in shape[1:-1]:
+        positions = positions * side
+    return ops.reshape(ops.cast(tensor, "float32"), (shape[0], positions, width))
+
+
+def with_ones(rows_):
+    """Append the homogeneous coordinate that carries the bias."""
+    return ops.concatenate([rows_, ops.ones_like(rows_[..., :1])], axis=-1)
+

@@ -1,0 +1,77 @@
+"""Blocks for variables that have no Kronecker factors."""
+
+from typing import Callable
+
+from keras import ops
+
+from keras_secondorder.capture import Block
+
+
+class DiagonalBlock:
+    """A diagonal block of the Fisher matrix.
+
+    ```
+    D = E[(dL/dtheta)^2],   U = V / (D + lambda)
+    ```
+
+    Its statistics are the squares of the summed gradient of one sampled batch. The
+    samples are independent over examples and have mean zero, so the cross terms vanish
+    in expectation and no gradient of a single example is needed.
+
+    Args:
+        plan: The block's entry in the plan; it covers one variable.
+        add_variable: The optimizer's `add_variable`.
+    """
+
+    wrapper = None
+
+    def __init__(self, plan: Block, add_variable: Callable):
+        self.variables = plan.variables
+        (variable,) = plan.variables
+        name = f"{variable.path.replace('/', '_')}_diagonal"
+        self.D = add_variable(variable.shape, "zeros", "float32", name=name)
+
+    @property
+    def factors(self) -> list:
+        """The running statistics, variables `[D]`."""
+        return [self.D]
+
+    inverses: list = []
+
+    def damped_inverses(self, D, gamma, eta) -> list:
+        """Nothing: a diagonal is inverted where it is applied."""
+        return []
+
+    def precondition(self, gradient: list, inverses: list, damping, rows=None) -> list:
+        """`V / (D + damping)`.
+
+        Args:
+            gradient: A list with the gradient of the variable.
+            inverses: Not used.
+            damping: `lambda` plus the curvature of the L2 penalty.
+            rows: Not used.
+        """
+        return [ops.cast(gradient[0], "float32") / (self.D + damping)]
+
+
+class IdentityBlock:
+    """A block that leaves the gradient as it is.
+
+    Args:
+        plan: The block's entry in the plan.
+    """
+
+    wrapper = None
+    factors: list = []
+    inverses: list = []
+
+    def __init__(self, plan: Block):
+        self.variables = plan.variables
+
+    def damped_inverses(self, gamma, eta) -> list:
+        """Nothing."""
+        return []
+
+    def precondition(self, gradient: list, inverses: list, damping, rows=None) -> list:
+        """The gradient itself."""
+        return [ops.cast(g, "float32") for g in gradient]

@@ -1,0 +1,129 @@
+"""The Kronecker factors and diagonals of one batch, for each kind of Fisher matrix."""
+
+from keras import ops
+
+from keras_secondorder.likelihoods import (
+    CounterSeed,
+    by_position,
+    example_weights,
+    sqrt_cotangents,
+)
+
+FISHERS = ("sampled", "exact", "empirical")
+# Up to here the reverse passes of the exact Fisher are written out one by one, which
+# compiles to faster code; beyond, they run in a loop.
+UNROLLED = 16
+
+
+def batch_factors(objective, linear, blocks, fisher, fraction, seed, counter) -> list:
+    """The statistics of one batch, of every block that keeps some.
+
+    ```
+    A = sum_n w_n a_n a_n^T / sum_n w_n
+    G = sum_n w_n E[g_n g_n^T]      with the expectation over the targets:
+        sampled:    one draw of the targets from the model
+        exact:      all square-root vectors of the output Fisher matrix
+        empirical:  the labels
+    ```
+
+    `w_n` is the weight of example n in the objective, so that `A (x) G` is the
+    curvature of what Keras minimises.
+
+    Args:
+        objective: The batch.
+        linear: Its linearisation, with taps where the whole batch is used.
+        blocks: The blocks of the optimizer.
+        fisher: "sampled", "exact" or "empirical".
+        fraction: Share of the batch to use.
+        seed: Python integer.
+        counter: Step number, an integer scalar.
+
+    Returns:
+        For each block, tensors to be averaged into its `factors`.
+
+    References:
+        Martens (2016), thesis, sections 6.3, 6.5 and 6.8.
+    """
+    x, rows, weights = objective.subset(fraction, linear.aux.weights)
+    if rows is None:
+        network, lead = linear, 1
+        inputs = linear.aux.inputs
+    else:
+        network, lead = objective.linearize_outputs(x), 0
+        inputs = network.aux
+    outputs = network.outputs[lead:]
+    curves = objective.curves(outputs, weights, rows)
+    random = CounterSeed(seed, counter)
+    index = {id(w): i for i, w in enumerate(objective.wrappers)}
+    kronecker = [b for b in blocks if b.wrapper is not None]
+    diagonal = any(b.wrapper is None and b.factors for b in blocks)
+
+    def pull(cotangents):
+        cotangents = [None] * lead + cotangents
+        if diagonal:
+            return network.pullback_all(cotangents)
+        return None, network.pullback_taps(cotangents)
+
+    def gradient_factors(taps):
+        return [b.gradient_factor(taps[index[id(b.wrapper)]]) for b in kronecker]
+
+    def sampled(curve, z):
+        return curve.likelihood.sampled_sqrt(z, random)
+
+    if fisher == "empirical":
+        gradients, taps = pull(objective.loss_cotangents(outputs, curves, rows))
+    else:
+        gradients, taps = pull(sqrt_cotangents(curves, outputs, sampled))
+    if fisher == "exact":
+        G = _exact(network, lead, curves, outputs, gradient_factors, taps)
+    else:
+        G = gradient_factors(taps)
+
+    G = iter(G)
+    omega = example_weights(weights, ops.shape(outputs[0])[0])
+    places = {id(v): i for i, v in enumerate(objective.variables)}
+    factors = []
+    for block in blocks:
+        if block.wrapper is not None:
+            a = inputs[index[id(block.wrapper)]]
+            factors.append([block.input_factor(a, omega), next(G)])
+        elif block.factors:
+            g = gradients[places[id(block.variables[0])]]
+            factors.append([ops.cast(g, "float32") ** 2])
+        else:
+            factors.append([])
+    return factors
+
+
+def _exact(network, lead, curves, outputs, gradient_factors, like):
+    """`G` summed over the columns of the square root of the output Fisher matrix."""
+    total = [ops.zeros_like(g) for g in gradient_factors(like)]
+    for curve in curves:
+        z = by_position(outputs[curve.output], curve.weights)
+        within = z.shape[1:] if curve.weights.shape else ()
+        columns = 1
+        for side in within:
+            columns *= side
+
+        def add(k, total, curve=curve, within=within, columns=columns):
+            def column(this, z):
+                if this is not curve:
+                    return ops.zeros_like(z)
+                if not within:
+                    return this.likelihood.sqrt_product(z, ops.ones_like(z))
+                one_hot = ops.reshape(ops.one_hot(k, columns, dtype=z.dtype), within)
+                u = ops.broadcast_to(one_hot[None], ops.shape(z))
+                return this.likelihood.sqrt_product(z, u)
+
+            cotangents = sqrt_cotangents(curves, outputs, column)
+            taps = network.pullback_taps([None] * lead + cotangents)
+            return [t + g for t, g in zip(total, gradient_factors(taps), strict=True)]
+
+        if columns <= UNROLLED:
+            for k in range(columns):
+                total = add(k, total)
+        else:
+            total = ops.fori_loop(0, columns, add, total)
+    return total
+
+

@@ -1,0 +1,42 @@
+"""Keras losses read as output distributions; the only place that knows reductions."""
+
+from keras_secondorder.likelihoods.base import CounterSeed, Likelihood
+from keras_secondorder.likelihoods.bernoulli import Bernoulli
+from keras_secondorder.likelihoods.categorical import Categorical
+from keras_secondorder.likelihoods.gaussian import Gaussian
+from keras_secondorder.likelihoods.heads import (
+    Head,
+    by_position,
+    likelihood_of,
+    loss_weights_of,
+    position_weights,
+    read_heads,
+)
+from keras_secondorder.likelihoods.output_hessian import OutputHessian
+from keras_secondorder.likelihoods.outputs import (
+    Curve,
+    example_weights,
+    fisher_gram,
+    sqrt_cotangents,
+)
+from keras_secondorder.likelihoods.poisson import Poisson
+
+__all__ = [
+    "Bernoulli",
+    "Categorical",
+    "CounterSeed",
+    "Curve",
+    "Gaussian",
+    "Head",
+    "Likelihood",
+    "OutputHessian",
+    "Poisson",
+    "by_position",
+    "example_weights",
+    "fisher_gram",
+    "likelihood_of",
+    "loss_weights_of",
+    "position_weights",
+    "read_heads",
+    "sqrt_cotangents",
+]

@@ -1,0 +1,275 @@
+"""The compiled loss of a model, taken apart: one head for each output with a loss."""
+
+import functools
+import warnings
+from typing import Any, NamedTuple
+
+import keras
+from keras import ops
+
+from keras_secondorder import autodiff
+from keras_secondorder.likelihoods.base import Likelihood
+from keras_secondorder.likelihoods.bernoulli import Bernoulli
+from keras_secondorder.likelihoods.categorical import Categorical
+from keras_secondorder.likelihoods.gaussian import Gaussian
+from keras_secondorder.likelihoods.output_hessian import OutputHessian, check_convex
+from keras_secondorder.likelihoods.poisson import Poisson
+
+
+class Head(NamedTuple):
+    """One output with a loss.
+
+    Attributes:
+        output: Index of the output among the flattened outputs of the model.
+        loss: A `keras.losses.Loss`.
+        loss_weight: Its weight in the objective, or None.
+        target: Index of its target among the flattened targets.
+        sample_weight: The sample weights that apply to it, or None.
+        y: Its targets.
+    """
+
+    output: int
+    loss: keras.losses.Loss
+    loss_weight: Any
+    target: int
+    sample_weight: Any
+    y: Any
+
+
+class _FunctionLoss(keras.losses.Loss):
+    """A plain function with Keras's default reduction, as `compile` would take it."""
+
+    def __init__(self, function):
+        super().__init__(name=getattr(function, "__name__", "loss"))
+        self.fn = function
+
+    def call(self, y_true, y_pred):
+        if len(y_true.shape) == 1 and y_pred.shape[1:] == (1,):
+            y_true = ops.expand_dims(y_true, axis=-1)
+        return self.fn(y_true, y_pred)
+
+
+class _Reduction(keras.losses.Loss):
+    """Keras's own reduction, applied to values of ours instead of to a loss."""
+
+    def __init__(self, values, loss):
+        super().__init__("reduction", loss.reduction, loss.dtype)
+        self._values = values
+
+    def call(self, y_true, y_pred):
+        return self._values
+
+
+_BY_FUNCTION = {
+    keras.losses.mean_squared_error: lambda loss: Gaussian(),
+    keras.losses.binary_crossentropy: lambda loss: Bernoulli(loss.from_logits),
+    keras.losses.categorical_crossentropy: lambda loss: Categorical(loss.from_logits),
+    keras.losses.sparse_categorical_crossentropy: (
+        lambda loss: Categorical(loss.from_logits)
+    ),
+    keras.losses.poisson: lambda loss: Poisson(),
+}
+_LOSS_OF_FUNCTION = {
+    keras.losses.mean_squared_error: keras.losses.MeanSquaredError,
+    keras.losses.binary_crossentropy: keras.losses.BinaryCrossentropy,
+    keras.losses.categorical_crossentropy: keras.losses.CategoricalCrossentropy,
+    keras.losses.sparse_categorical_crossentropy: (
+        keras.losses.SparseCategoricalCrossentropy
+    ),
+    keras.losses.poisson: keras.losses.Poisson,
+}
+
+
+def as_loss(identifier, y, y_pred) -> keras.losses.Loss:
+    """What `compile(loss=...)` was given, as a `keras.losses.Loss` object.
+
+    Args:
+        identifier: String, function or loss object.
+        y: The targets, from whose shape "crossentropy" is resolved as Keras does.
+        y_pred: The output.
+
+    Returns:
+        A loss object with the reduction that Keras will use.
+    """
+    if isinstance(identifier, str) and identifier in ("crossentropy", "ce"):
+        if y_pred.shape[-1] == 1:
+            identifier = "binary_crossentropy"
+        elif len(y.shape) < len(y_pred.shape) or y.shape[-1] == 1:
+            identifier = "sparse_categorical_crossentropy"
+        else:
+            identifier = "categorical_crossentropy"
+    return _loss_object(identifier)
+
+
+@functools.lru_cache(maxsize=64)
+def _loss_object(identifier) -> keras.losses.Loss:
+    # Remembered so that a loss given by name is one object, and is checked once.
+    loss = keras.losses.get(identifier)
+    if isinstance(loss, keras.losses.Loss):
+        return loss
+    return _LOSS_OF_FUNCTION.get(loss, lambda: _FunctionLoss(loss))()
+
+
+_check_convex_once = functools.lru_cache(maxsize=64)(check_convex)
+
+
+def likelihood_of(loss: keras.losses.Loss, y, z) -> Likelihood:
+    """The output distribution that a loss stands for.
+
+    Args:
+        loss: A Keras loss.
+        y: The targets of the batch.
+        z: The output of the network, shape `(..., D)`.
+
+    Returns:
+        A `Likelihood`.
+
+    Raises:
+        ValueError: The loss has no positive semi-definite output curvature.
+    """
+    # A subclass that overrides `call` is another loss, whatever it inherits from.
+    inherited = type(loss).call is keras.losses.MeanSquaredError.call
+    known = _BY_FUNCTION.get(getattr(loss, "fn", None)) if inherited else None
+    if known is not None and getattr(loss, "axis", -1) in (-1, len(z.shape) - 1):
+        return known(loss)
+    _check_convex_once(loss, len(y.shape), z.shape[-1])
+    return OutputHessian(loss, y, ops.shape(z))
+
+
+def read_heads(model, y, y_pred, sample_weight, loss_weights=None) -> list[Head]:
+    """Pair the outputs of a compiled model with their losses, as Keras does.
+
+    Args:
+        model: A compiled Keras model.
+        y: Targets, in the structure given to `fit`.
+        y_pred: Outputs, in the structure that the model returns.
+        sample_weight: Weights in either structure, or None.
+        loss_weights: The weights of the losses; see `loss_weights_of`.
+
+    Returns:
+        One `Head` for each output that has a loss. Empty where the model has no loss
+        of its own (`add_loss` only).
+
+    Raises:
+        ValueError: The structures cannot be matched.
+    """
+    if model.loss is None:
+        return []
+    names = list(getattr(model, "output_names", None) or [])
+    outputs = keras.tree.flatten(y_pred)
+    keys = list(y_pred) if isinstance(y_pred, dict) else None
+    order = sorted(keys) if keys is not None else names
+
+    def per_output(given, what):
+        """One entry for each output, None where there is none."""
+        if given is None or not keras.tree.is_nested(given):
+            return [given] * len(outputs)
+        if isinstance(given, dict):
+            unknown = set(given) - set(order)
+            if unknown:
+                raise ValueError(
+                    f"`{what}` names outputs that the model does not have: "
+                    f"{sorted(unknown)}. The model's outputs are {order}."
+                )
+            return [given.get(name) for name in order]
+        flat = list(given)
+        if len(flat) == 1 and len(outputs) == 1:
+            return flat
+        if len(flat) == len(outputs):
+            return flat
+        with_loss = [i for i, loss in enumerate(losses) if loss is not None]
+        if len(flat) != len(with_loss):
+            raise ValueError(
+                f"`{what}` has {len(flat)} entries, and the model has {len(outputs)} "
+                f"outputs, {len(with_loss)} of them with a loss. Give one for each."
+            )
+        filled = [None] * len(outputs)
+        for i, entry in zip(with_loss, flat, strict=True):
+            filled[i] = entry
+        return filled
+
+    losses = per_output(model.loss, "loss")
+    loss_weights = per_output(loss_weights, "loss_weights")
+    targets = per_output(y, "y")
+    weights = per_output(sample_weight, "sample_weight")
+    return [
+        Head(i, as_loss(loss, targets[i], outputs[i]), loss_weights[i], i, weights[i],
+             targets[i])
+        for i, loss in enumerate(losses)
+        if loss is not None
+    ]
+
+
+def loss_weights_of(model):
+    """The `loss_weights` that the model was compiled with; not while tracing."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about lambdas that could not be saved
+        config = model.get_compile_config() or {}
+    return config.get("loss_weights")
+
+
+def position_weights(head: Head, z, y_pred):
+    """The weight in the objective of the loss at every position.
+
+    Keras's own reduction is linear in the values it reduces; its derivative says how
+    much each of them counts, with sample weights, masks, the kind of mean and the
+    replica count all in it.
+
+    Args:
+        head: The head.
+        z: Its output as float32, shape `(positions..., D)`.
+        y_pred: The same tensor as the model returned it, with its mask.
+
+    Returns:
+        Non-negative weights of shape `positions`.
+    """
+    values = ops.zeros_like(
+        ops.stop_gradient(
+            head.loss.call(
+                ops.convert_to_tensor(head.y, dtype=head.loss.dtype),
+                ops.stop_gradient(z),
+            )
+        )
+    )
+    sample_weight = _without_ignored(head, values)
+
+    def reduced(primals, tap):
+        total = ops.sum(_Reduction(primals[0], head.loss)(head.y, y_pred, sample_weight))
+        return [total if head.loss_weight is None else total * head.loss_weight], ()
+
+    linear = autodiff.vjp(reduced, [values], taps=False)
+    weights = linear.pullback([ops.ones_like(linear.outputs[0])])[0]
+    return ops.maximum(ops.cast(ops.stop_gradient(weights), "float32"), 0.0)
+
+
+def _without_ignored(head: Head, values):
+    """The sample weights with the positions of `ignore_class` taken out.
+
+    Keras passes that mask along with the loss values, which `_Reduction` replaces.
+    """
+    ignored = getattr(head.loss, "ignore_class", None)
+    if ignored is None:
+        return head.sample_weight
+    y = ops.reshape(ops.convert_to_tensor(head.y), ops.shape(values))
+    valid = ops.cast(ops.not_equal(y, ops.cast(ignored, y.dtype)), values.dtype)
+    if head.loss.reduction in ("mean", "sum_over_batch_size"):
+        valid = valid * ops.divide_no_nan(ops.sum(ops.ones_like(valid)), ops.sum(valid))
+    if head.sample_weight is None:
+        return valid
+    weight = ops.cast(head.sample_weight, values.dtype)
+    trailing = len(valid.shape) - len(weight.shape)
+    if trailing < 0:
+        weight = ops.squeeze(weight, axis=-1)
+    return valid * ops.reshape(weight, (*ops.shape(weight), *([1] * max(trailing, 0))))
+
+
+def by_position(z, weights):
+    """`z` with one leading axis for each axis of `weights`, the rest flattened.
+
+    Keras losses may average over more than the last axis, e.g. for outputs `(N, T, 1)`
+    against targets `(N, T)`; what they average over is one position.
+    """
+    width = 1
+    for side in z.shape[len(weights.shape) :]:
+        width *= side
+    return ops.reshape(z, (*ops.shape(weights), width))

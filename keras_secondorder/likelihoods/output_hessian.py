@@ -1,0 +1,125 @@
+"""Any other convex loss, through its Hessian with respect to the outputs."""
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_secondorder import autodiff
+from keras_secondorder.likelihoods.base import Likelihood
+
+MAX_DENSE_OUTPUTS = 64
+# Rounding alone moves an eigenvalue of a float32 Hessian by about 1e-6 of the largest.
+CONVEXITY_TOLERANCE = 1e-4
+
+
+class OutputHessian(Likelihood):
+    """A loss without a distribution: `H(z)` by autodiff in place of the Fisher matrix.
+
+    Up to 64 outputs the blocks are formed, and their negative eigenvalues, which a
+    convex loss has by rounding only, are set to zero. Above that the loss must act on
+    each output separately, so that the blocks are diagonal.
+
+    Args:
+        loss: A Keras loss; its `call(y_true, y_pred)` gives one value a position.
+        y: The targets of the batch.
+        shape: Shape of the outputs as the loss takes them, where the verbs are given
+            them in another one.
+    """
+
+    def __init__(self, loss, y, shape=None):
+        self._loss = loss
+        self._y = y
+        self._shape = shape
+
+    def _product(self, z, v):
+        shape = ops.shape(z) if self._shape is None else self._shape
+
+        def total(primals):
+            return ops.sum(self._loss.call(self._y, ops.reshape(primals[0], shape)))
+
+        return autodiff.hessian_product(total, [z], [v])[0]
+
+    def _root(self, z):
+        """`(diagonal, None)` or `(eigenvectors, sqrt(eigenvalues))` of every block."""
+        width = z.shape[-1]
+        if width > MAX_DENSE_OUTPUTS:
+            diagonal = self._product(z, ops.ones_like(z))
+            return ops.sqrt(ops.maximum(diagonal, 0.0)), None
+        columns = [
+            self._product(z, ops.broadcast_to(ops.one_hot(k, width), ops.shape(z)))
+            for k in range(width)
+        ]
+        block = ops.stack(columns, axis=-1)  # (positions, D, D)
+        values, vectors = ops.linalg.eigh((block + ops.swapaxes(block, -1, -2)) / 2)
+        return vectors, ops.sqrt(ops.maximum(values, 0.0))
+
+    def hessian_product(self, z, v):
+        """`H(z) v`, with `H` projected on the positive semi-definite matrices."""
+        vectors, roots = self._root(z)
+        if roots is None:
+            return vectors**2 * v
+        along = ops.sum(vectors * v[..., :, None], axis=-2)  # (positions, D)
+        return ops.sum(vectors * (roots**2 * along)[..., None, :], axis=-1)
+
+    def sqrt_product(self, z, u):
+        """`V diag(sqrt(eigenvalues)) u`."""
+        vectors, roots = self._root(z)
+        if roots is None:
+            return vectors * u
+        return ops.sum(vectors * (roots * u)[..., None, :], axis=-1)
+
+    def sampled_sqrt(self, z, seed):
+        """The square root times a standard normal vector."""
+        noise = keras.random.normal(ops.shape(z), dtype=z.dtype, seed=seed)
+        return self.sqrt_product(z, noise)
+
+
+def check_convex(loss, target_rank: int, width: int) -> None:
+    """Refuse a loss that this module would get wrong, by looking at its Hessian.
+
+    The Hessian is formed at a few outputs and targets between 0 and 1, where losses
+    on probabilities and losses on real numbers are both defined.
+
+    Args:
+        loss: A Keras loss.
+        target_rank: Number of axes of the targets.
+        width: Number of outputs, D.
+
+    Raises:
+        ValueError: It is not convex, or has coupled outputs and more than 64 of them.
+    """
+    positions, rng = 16, np.random.default_rng(0)
+    shape = (positions,) + (1,) * max(target_rank - 2, 0) + (width,)
+    draw = rng.uniform(0.05, 0.95, (2, *shape)).astype("float32")
+    y = draw[0] / draw[0].sum(-1, keepdims=True) if width > 1 else draw[0]
+    probes = min(width, MAX_DENSE_OUTPUTS)
+    with autodiff.eager():
+        likelihood = OutputHessian(loss, ops.convert_to_tensor(y))
+        z = ops.convert_to_tensor(draw[1])
+        columns = []
+        for k in range(probes):
+            v = np.zeros(shape, "float32")
+            v[..., k] = 1.0
+            columns.append(
+                ops.convert_to_numpy(likelihood._product(z, ops.convert_to_tensor(v)))
+            )
+    block = np.stack(columns, -1).reshape(positions, width, probes)
+    name = getattr(loss, "name", loss)
+    if width > MAX_DENSE_OUTPUTS:
+        off_diagonal = block * (1 - np.eye(width, probes))
+        if np.abs(off_diagonal).max() > CONVEXITY_TOLERANCE * np.abs(block).max():
+            raise ValueError(
+                f"The loss '{name}' couples {width} outputs with one another, and "
+                f"its Hessian is formed for at most {MAX_DENSE_OUTPUTS}. "
+                "Use fisher='empirical' with a fixed learning rate."
+            )
+        values = block[:, np.arange(probes), np.arange(probes)]
+    else:
+        values = np.linalg.eigvalsh((block + block.swapaxes(-1, -2)) / 2)
+    if values.min() < -CONVEXITY_TOLERANCE * np.abs(values).max():
+        raise ValueError(
+            f"The loss '{name}' is not convex in the outputs of the model, so it has "
+            "no Gauss-Newton matrix. Received a loss whose output Hessian has the "
+            f"eigenvalue {values.min():.3g}. Use fisher='empirical' with a fixed "
+            "learning rate, or a convex loss."
+        )

@@ -1,0 +1,98 @@
+"""The curvature of the objective with respect to all outputs of the network."""
+
+from typing import Callable, NamedTuple
+
+from keras import ops
+
+from keras_secondorder.likelihoods.base import Likelihood
+from keras_secondorder.likelihoods.heads import by_position
+
+
+class Curve(NamedTuple):
+    """The output distribution of one head at some outputs of the network.
+
+    Attributes:
+        output: Index of the output among the flattened outputs.
+        likelihood: Its `Likelihood`.
+        weights: Weight in the objective of every position.
+    """
+
+    output: int
+    likelihood: Likelihood
+    weights: object
+
+
+def fisher_gram(curves: list[Curve], outputs: list, pushed: list):
+    """`M[i, j] = v_i^T F v_j` with the exact Fisher matrix of the outputs.
+
+    Args:
+        curves: The heads' likelihoods.
+        outputs: Outputs of the network.
+        pushed: For each vector `v_i`, the output tangents `J v_i`.
+
+    Returns:
+        A symmetric matrix of shape `(k, k)`, float32.
+
+    References:
+        Martens (2016), thesis, section 6.6.4 and appendix B.3.
+    """
+    k = len(pushed)
+    gram = [[0.0] * k for _ in range(k)]
+    for curve in curves:
+        z = by_position(outputs[curve.output], curve.weights)
+        tangents = [by_position(p[curve.output], curve.weights) for p in pushed]
+        weight = curve.weights[..., None] * curve.likelihood.scale(z)
+        products = [curve.likelihood.hessian_product(z, t) for t in tangents]
+        for i in range(k):
+            for j in range(i + 1):
+                gram[i][j] = gram[i][j] + ops.sum(weight * tangents[i] * products[j])
+    full = [[gram[max(i, j)][min(i, j)] for j in range(k)] for i in range(k)]
+    return ops.reshape(ops.stack([entry for row in full for entry in row]), (k, k))
+
+
+def sqrt_cotangents(curves: list[Curve], outputs: list, root: Callable) -> list:
+    """Cotangents of the outputs whose second moment is the objective's curvature.
+
+    Args:
+        curves: The heads' likelihoods.
+        outputs: Outputs of the network.
+        root: `root(curve, z)`, the square-root vectors at the positions of `z`.
+
+    Returns:
+        One cotangent for each output, None for an output without a loss.
+    """
+    cotangents = [None] * len(outputs)
+    for curve in curves:
+        z = outputs[curve.output]
+        grouped = by_position(z, curve.weights)
+        weight = ops.sqrt(curve.weights * curve.likelihood.scale(grouped))
+        vector = ops.reshape(weight[..., None] * root(curve, grouped), ops.shape(z))
+        before = cotangents[curve.output]
+        cotangents[curve.output] = vector if before is None else before + vector
+    return cotangents
+
+
+def example_weights(weights: list, examples):
+    """Weights of the examples or of their positions, summing to 1 over the batch.
+
+    Args:
+        weights: Position weights of the heads.
+        examples: Number of examples.
+
+    Returns:
+        Shape `(N, T)` where all heads have the positions `(N, T)`, else `(N, 1)`.
+    """
+    per_position = all(len(w.shape) == 2 for w in weights) and (
+        len({w.shape[1] for w in weights}) == 1
+    )
+    total = 0.0
+    for w in weights:
+        if not w.shape:
+            w = ops.broadcast_to(w, (examples,))
+        if not per_position:
+            w = ops.sum(ops.reshape(w, (examples, -1)), axis=1, keepdims=True)
+        total = total + w
+    if not weights:
+        total = ops.ones((examples, 1))
+    # A batch of nothing but zero weights has no statistics; keep the sum finite.
+    return total / ops.maximum(ops.sum(total), 1e-30)

@@ -1,0 +1,98 @@
+"""What all optimizers of this package share: the model they see, and how they step."""
+
+import contextlib
+import weakref
+from typing import NamedTuple
+
+import keras
+from keras import ops
+
+from keras_secondorder.likelihoods import loss_weights_of
+
+
+class StepResult(NamedTuple):
+    """What one step hands back to the training loop.
+
+    Attributes:
+        direction: What Keras applies as the gradient, one tensor for each trainable
+            variable.
+        finite: Whether the step may be applied, a boolean scalar.
+        state: New values of the model's and the metrics' state.
+        logs: Scalars for `fit`'s logs.
+    """
+
+    direction: list
+    finite: object
+    state: list
+    logs: dict
+
+
+class SecondOrderOptimizer(keras.optimizers.Optimizer):
+    """Base class: an optimizer that looks at the model, not only at gradients.
+
+    A subclass implements `step(objective)` and creates its variables in
+    `build_state(model)`. All of them exist after `build`, so that Keras restores them.
+
+    Args:
+        learning_rate: As in Keras.
+        **kwargs: Keras's shared optimizer arguments.
+    """
+
+    def __init__(self, learning_rate=1.0, **kwargs):
+        super().__init__(learning_rate=learning_rate, **kwargs)
+        self._model_reference = None
+        self._stepping = False
+        self.compiled_by_xla = False
+
+    def watch(self, model) -> None:
+        """Remember the model, weakly, to lay out state for its layers in `build`."""
+        self._model_reference = weakref.ref(model)
+        self.compiled_by_xla = bool(model.jit_compile)
+        self.loss_weights = loss_weights_of(model)
+
+    def build(self, variables):
+        """Create all variables, for the layers of the watched model."""
+        if self.built:
+            return
+        model = self._model_reference() if self._model_reference else None
+        if model is None:
+            raise ValueError(_HOW_TO_USE.format(name=type(self).__name__))
+        super().build(variables)
+        self.skipped_steps = self.add_variable((), "zeros", "int32", name="skipped")
+        self.build_state(model)
+
+    def build_state(self, model) -> None:
+        """Create the optimizer's own variables."""
+        raise NotImplementedError
+
+    def step(self, objective) -> StepResult:
+        """Compute one step on one batch; assign only the optimizer's own variables."""
+        raise NotImplementedError
+
+    @contextlib.contextmanager
+    def stepping(self):
+        """The context in which `apply` is allowed: the training loop's."""
+        self._stepping = True
+        try:
+            yield
+        finally:
+            self._stepping = False
+
+    def apply(self, grads, trainable_variables=None):
+        """Refuse plain gradients; the training loop applies this optimizer's steps."""
+        if not self._stepping:
+            raise ValueError(_HOW_TO_USE.format(name=type(self).__name__))
+        return super().apply(grads, trainable_variables)
+
+    def update_step(self, gradient, variable, learning_rate):
+        """`variable -= learning_rate * direction`."""
+        step = ops.cast(learning_rate, "float32") * ops.cast(gradient, "float32")
+        self.assign_sub(variable, ops.cast(step, variable.dtype))
+
+
+_HOW_TO_USE = (
+    "{name} needs to see the layers of the model, not only gradients. It was used "
+    "without `keras_secondorder.attach(model)`, through `apply_gradients` or another "
+    "training loop. Import keras_secondorder before `model.compile(optimizer={name}())` "
+    "and train with `fit` or `train_on_batch`."
+)

@@ -1,0 +1,203 @@
+"""What a solver hands back, why it stopped, and what to do about it."""
+
+import enum
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+from keras import ops
+
+
+class Status(enum.IntEnum):
+    """Why a solver stopped; `describe` turns one into a sentence of advice."""
+
+    RUNNING = 0
+    RESIDUAL = 1
+    LEAST_SQUARES = 2
+    PROGRESS = 3
+    MAX_ITERATIONS = 4
+    NEGATIVE_CURVATURE = 5
+    NON_FINITE = 6
+    INDEFINITE_PRECONDITIONER = 7
+    ILL_CONDITIONED = 8
+    SOLUTION_NORM = 9
+    INVARIANT_SUBSPACE = 10
+    SUFFICIENT_DECREASE = 11
+    NO_DECREASE = 12
+    NOT_A_DESCENT_DIRECTION = 13
+
+
+ADVICE = {
+    Status.RUNNING: "The solver has not stopped yet; nothing can be concluded.",
+    Status.RESIDUAL: "The residual met its tolerance; nothing to do.",
+    Status.LEAST_SQUARES: (
+        "The system is singular and has no exact solution; this is its "
+        "least-squares solution of minimum length, so add damping if you "
+        "expected a regular system."
+    ),
+    Status.PROGRESS: (
+        "The quadratic stopped decreasing by more than `epsilon` per iteration; "
+        "lower `epsilon` for a more exact solution."
+    ),
+    Status.MAX_ITERATIONS: (
+        "The iteration limit came first; raise it, improve the preconditioner "
+        "or add damping."
+    ),
+    Status.NEGATIVE_CURVATURE: (
+        "A direction p had p^T B p <= 0; add damping, or use a positive "
+        "semi-definite curvature matrix such as the Gauss-Newton."
+    ),
+    Status.NON_FINITE: (
+        "A NaN or Inf appeared; the last finite iterate is returned, so check the "
+        "batch and the scale of the parameters."
+    ),
+    Status.INDEFINITE_PRECONDITIONER: (
+        "The preconditioner gave r^T M^-1 r < 0; it must be symmetric positive "
+        "definite, so add damping to it."
+    ),
+    Status.ILL_CONDITIONED: (
+        "The condition estimate passed its limit and the smallest direction was "
+        "dropped; add damping, or raise the limit if that direction matters."
+    ),
+    Status.SOLUTION_NORM: (
+        "The next iterate was longer than `maxxnorm`; add damping, or raise "
+        "`maxxnorm` if so long a solution is meant."
+    ),
+    Status.INVARIANT_SUBSPACE: (
+        "The Krylov space is exhausted, so the values found are exact; start from "
+        "another vector to see the remaining ones."
+    ),
+    Status.SUFFICIENT_DECREASE: "The step decreased f enough; nothing to do.",
+    Status.NO_DECREASE: (
+        "No step tried decreased f enough and t = 0 is returned; add damping, "
+        "allow more steps or check the slope."
+    ),
+    Status.NOT_A_DESCENT_DIRECTION: (
+        "The slope is not negative, so no step was tried; check the sign of the "
+        "direction or add damping."
+    ),
+}
+
+
+class Iterates(NamedTuple):
+    """The iterates conjugate gradients kept, oldest first, for backtracking.
+
+    Attributes:
+        x: shape (K, n); rows from `count` on are zero.
+        number: int32, shape (K,); the iteration of each row, -1 where unused.
+        q: shape (K,); the quadratic at each row, infinity where unused.
+        count: int32 scalar; row `count - 1` is the solution itself.
+    """
+
+    x: Any
+    number: Any
+    q: Any
+    count: Any
+
+
+class Estimates(NamedTuple):
+    """What MINRES-QLP learns about the system on the way, as scalars.
+
+    Attributes:
+        normal_residual_norm: ||A r|| at the iterate before the last.
+        matrix_norm: a lower bound on ||A||.
+        condition: an estimate of the condition number of A on its range.
+        solution_norm: ||x||.
+    """
+
+    normal_residual_norm: Any
+    matrix_norm: Any
+    condition: Any
+    solution_norm: Any
+
+
+class Solution(NamedTuple):
+    """The outcome of a linear solve: a value that passes through compiled code.
+
+    Attributes:
+        x: shape (n,); always the last iterate that was finite.
+        status: int32 scalar, a `Status`; see `describe`.
+        iterations: int32 scalar; how many iterations `x` is made of.
+        residual_norm: scalar; ||b - A x||, from the solver's own recurrence.
+        iterates: the kept `Iterates` of conjugate gradients, else None.
+        estimates: the `Estimates` of MINRES-QLP, else None.
+    """
+
+    x: Any
+    status: Any
+    iterations: Any
+    residual_norm: Any
+    iterates: Iterates | None = None
+    estimates: Estimates | None = None
+
+
+def describe(status: Any) -> str:
+    """Say in a name and one sentence why a solver stopped and what to do.
+
+    ```
+    describe(status) = name of status + ": " + advice
+    ```
+
+    Args:
+        status: a `Status`, an int, or the concrete int32 scalar in a result (not
+            a tracer: call this outside compiled code).
+
+    Returns:
+        A string such as "RESIDUAL: The residual met its tolerance; ...".
+
+    Raises:
+        ValueError: the number is not one of `Status`.
+
+    Example:
+        >>> describe(1)
+        'RESIDUAL: The residual met its tolerance; nothing to do.'
+
+    References:
+        Giving a failure its advice follows Lineax's `RESULTS`
+        (docs.kidger.site/lineax, "Solution").
+    """
+    status = Status(int(ops.convert_to_numpy(status)))
+    return f"{status.name}: {ADVICE[status]}"
+
+
+def verdict(*cases: tuple[Any, Status]) -> Any:
+    """Return the status of the first case that is true, else `Status.RUNNING`."""
+    status = ops.convert_to_tensor(int(Status.RUNNING), dtype="int32")
+    for condition, value in reversed(cases):
+        value = ops.convert_to_tensor(int(value), dtype="int32")
+        status = ops.where(condition, value, status)
+    return status
+
+
+def inner(u: Any, v: Any) -> Any:
+    """Return u^T v by a sum: a matrix product may round to TF32 on a GPU."""
+    return ops.sum(u * v)
+
+
+def norm(u: Any) -> Any:
+    """Return the Euclidean length of a flat vector."""
+    return ops.sqrt(inner(u, u))
+
+
+def larger(a: Any, b: Any) -> Any:
+    """Return the larger scalar: `ops.maximum` turns float64 to float32 on torch."""
+    return ops.where(a > b, a, b)
+
+
+def smaller(a: Any, b: Any) -> Any:
+    """Return the smaller scalar, see `larger`."""
+    return ops.where(a < b, a, b)
+
+
+def as_flat_vector(b: Any, name: str) -> tuple[Any, str, float]:
+    """Check a right-hand side; return it with its dtype and machine epsilon."""
+    # No graph is kept through a solver: on torch it would grow with every iteration.
+    b = ops.stop_gradient(ops.convert_to_tensor(b))
+    dtype = keras.backend.standardize_dtype(b.dtype)
+    if len(b.shape) != 1 or dtype not in ("float32", "float64"):
+        raise ValueError(
+            f"`{name}` must be a flat vector of float32 or float64. "
+            f"Received shape {tuple(b.shape)} and dtype {dtype}. "
+            "Flatten it, and cast half precision to float32."
+        )
+    return b, dtype, float(np.finfo(dtype).eps)

@@ -1,0 +1,115 @@
+"""The hook: what happens between `compile` and the first batch."""
+
+import functools
+import types
+
+import keras
+
+from keras_secondorder.capture import plan_blocks, table
+from keras_secondorder.optimizers.base import SecondOrderOptimizer
+from keras_secondorder.training.train_step import (
+    inner_optimizer,
+    stateful_train_step,
+    stateless_train_step,
+)
+
+
+def attach(model) -> None:
+    """Let a model be trained by its second-order optimizer.
+
+    `compile` does this by itself once `keras_secondorder` is imported. The model's
+    class is not touched: `train_step` is bound on the instance.
+
+    Args:
+        model: A Keras model, compiled with an optimizer of this package.
+
+    Raises:
+        ValueError: The optimizer is another one, or the model's class has its own
+            `train_step`.
+    """
+    optimizer = inner_optimizer(model) if model.compiled else None
+    if not isinstance(optimizer, SecondOrderOptimizer):
+        raise ValueError(
+            "`attach` needs a model compiled with an optimizer of keras_secondorder. "
+            f"Received a model whose optimizer is {type(optimizer).__name__}. "
+            "Call `model.compile(optimizer=keras_secondorder.KFAC(), ...)` first."
+        )
+    if type(model).train_step is not keras.Model.train_step:
+        raise ValueError(
+            f"{type(model).__name__} defines its own `train_step`, which "
+            f"{type(optimizer).__name__} would have to replace. Received a custom "
+            "training step. Move its computations to `call`, `compute_loss` and "
+            "`add_loss`, which are used as they are, and remove `train_step`."
+        )
+    optimizer.watch(model)
+    step = stateful_train_step
+    if keras.backend.backend() == "jax":
+        step = stateless_train_step
+    # Past the model's own attribute tracking, which would save the method with it.
+    model.__dict__["train_step"] = types.MethodType(step, model)
+    if model.built and not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+
+
+def detach(model) -> None:
+    """Give a model its own `train_step` back; does nothing where it has it.
+
+    Args:
+        model: A Keras model.
+    """
+    model.__dict__.pop("train_step", None)
+
+
+def coverage(model) -> list:
+    """Print which curvature block each trainable variable gets, and why.
+
+    Args:
+        model: A built Keras model. Where it is compiled with `KFAC`, that optimizer's
+            settings apply.
+
+    Returns:
+        The blocks, a list of `capture.Block`.
+
+    Example:
+        >>> import keras, keras_secondorder as kso
+        >>> model = keras.Sequential(
+        ...     [keras.Input((4,)), keras.layers.Dense(3, name="code")]
+        ... )
+        >>> blocks = kso.coverage(model)
+        layer  variable  shape  block      factors         bytes  why
+        code   kernel    4 x 3  kronecker  A 5 x 5, G 3 x 3  272
+        code   bias      3      kronecker  as above
+        curvature memory: 272 bytes
+    """
+    optimizer = inner_optimizer(model) if model.compiled else None
+    settings = {
+        name: getattr(optimizer, name)
+        for name in ("on_unsupported", "max_factor_size")
+        if hasattr(optimizer, name)
+    }
+    blocks = plan_blocks(model, **settings)
+    print(table(blocks))
+    return blocks
+
+
+def install_hook() -> None:
+    """Make `compile` of every Keras model call `attach` where it is needed.
+
+    The one `compile` that all models inherit is wrapped in the class that defines it:
+    Keras compares a model's `compile` with its base class's when it loads a model.
+    """
+    owner = next(c for c in keras.Model.__mro__ if "compile" in c.__dict__)
+    original = owner.__dict__["compile"]
+    if getattr(original, "is_keras_secondorder_hook", False):
+        return
+
+    @functools.wraps(original)
+    def compile(self, *args, **kwargs):
+        detach(self)
+        result = original(self, *args, **kwargs)
+        if isinstance(inner_optimizer(self), SecondOrderOptimizer):
+            attach(self)
+        return result
+
+    compile.is_keras_secondorder_hook = True
+    owner.compile = compile

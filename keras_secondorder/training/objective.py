@@ -1,0 +1,246 @@
+"""One batch as pure functions of the parameters."""
+
+import inspect
+from typing import NamedTuple
+
+import keras
+from keras import ops
+
+from keras_secondorder import autodiff, vectors
+from keras_secondorder.capture import recording
+from keras_secondorder.likelihoods import (
+    Curve,
+    by_position,
+    likelihood_of,
+    position_weights,
+    read_heads,
+)
+
+MIN_ROWS = 64  # the fewest examples that a fraction of a batch is cut down to
+
+
+class Pass(NamedTuple):
+    """What one forward pass carries along beside the loss and the outputs.
+
+    Attributes:
+        inputs: Inputs of the wrapped layers, by index.
+        weights: One tensor of position weights for each head.
+        state: New values of the model's and the metrics' state, in order.
+    """
+
+    inputs: dict
+    weights: list
+    state: list
+
+
+class Objective:
+    """The loss of one batch, its gradient and its curvature.
+
+    Everything is a function of `parameters`, a list of tensors in the order of
+    `model.trainable_variables`. The state of the model (batch normalisation
+    statistics, seeds of dropout) enters as it was when the object was made, so that
+    every evaluation in a step sees the same masks, and no evaluation changes it.
+
+    Args:
+        model: A compiled and built Keras model.
+        x: Inputs.
+        y: Targets.
+        sample_weight: Sample weights or None.
+        wrappers: Layer wrappers, in the order by which they are recorded.
+        loss_weights: The weights of the losses, as compiled.
+        loss_scale: What the gradient is computed at a multiple of (mixed precision).
+    """
+
+    def __init__(
+        self, model, x, y, sample_weight, wrappers=(), loss_weights=None, loss_scale=1.0
+    ):
+        self._model = model
+        self._x, self._y, self._sample_weight = x, y, sample_weight
+        self.wrappers = wrappers
+        self.variables = list(model.trainable_variables)
+        self._loss_scale = ops.cast(loss_scale, "float32")
+        self.parameters = vectors.values(self.variables)
+        self.state_variables = [*model.non_trainable_variables, *model.metrics_variables]
+        self._state = vectors.values(self.state_variables)
+        self._forward_kwargs = _training_argument(model.call)
+        self._loss_kwargs = _training_argument(model.compute_loss)
+        self._loss_weights = loss_weights
+        self.heads = None
+
+    def _scope(self, parameters):
+        values = zip(self.variables, parameters, strict=True)
+        state = zip(self.state_variables, self._state, strict=True)
+        return keras.StatelessScope([*values, *state], collect_losses=True)
+
+    def _evaluate(self, parameters, tap):
+        """`([h, outputs...], Pass)`, the whole of one training forward pass."""
+        model, x, y, sample_weight = self._model, self._x, self._y, self._sample_weight
+        with self._scope(parameters) as scope:
+            with recording(self.wrappers, tap) as inputs:
+                y_pred = model(x, **self._forward_kwargs)
+            loss = model.compute_loss(
+                x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, **self._loss_kwargs
+            )
+            if loss is None:
+                raise ValueError(
+                    "The model has nothing to minimise. It was compiled without a "
+                    "loss and adds none itself. Pass `loss=` to `compile`."
+                )
+            h = ops.sum(ops.cast(loss, "float32"))
+            self._track_loss(h)
+            model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+            heads = read_heads(model, y, y_pred, sample_weight, self._loss_weights)
+            raw = keras.tree.flatten(y_pred)
+            outputs = [ops.cast(z, "float32") for z in raw]
+            weights = [
+                position_weights(head, outputs[head.output], raw[head.output])
+                for head in heads
+            ]
+            state = [
+                scope.get_current_value(v) for v in self.state_variables
+            ]
+        self.heads = heads
+        return [h, *outputs], Pass(dict(inputs), weights, state)
+
+    def _track_loss(self, h):
+        for metric in self._model.metrics:
+            if metric.name == "loss":
+                metric.update_state(h, sample_weight=self.examples)
+
+    def _outputs(self, parameters, x, tap=lambda name, tensor: tensor):
+        """`(outputs, inputs of the wrapped layers)`, without the loss."""
+        with self._scope(parameters):
+            with recording(self.wrappers, tap) as inputs:
+                y_pred = self._model(x, **self._forward_kwargs)
+            flat = keras.tree.flatten(y_pred)
+            return [ops.cast(z, "float32") for z in flat], dict(inputs)
+
+    def linearize(self, taps: bool = False) -> autodiff.Linearization:
+        """The objective and the outputs, ready for reverse passes.
+
+        Args:
+            taps: Whether gradients at the pre-activations will be asked for.
+
+        Returns:
+            A linearisation with outputs `[h, z...]` and a `Pass` as aux.
+        """
+        return autodiff.vjp(self._evaluate, self.parameters, taps)
+
+    def gradient(self, linear: autodiff.Linearization) -> tuple:
+        """The gradient of the objective in float32.
+
+        Args:
+            linear: What `linearize` returned.
+
+        Returns:
+            `(gradient, gradients at the pre-activations by wrapper index)`.
+        """
+        seed = [self._loss_scale] + [None] * (len(linear.outputs) - 1)
+        gradient, taps = linear.pullback_all(seed)
+
+        def unscale(g):
+            return ops.cast(g, "float32") / self._loss_scale
+
+        return [unscale(g) for g in gradient], {i: unscale(g) for i, g in taps.items()}
+
+    def value(self, parameters):
+        """The objective at other parameters, a scalar."""
+        return self._evaluate(parameters, lambda name, tensor: tensor)[0][0]
+
+    def curves(self, outputs: list, weights: list, rows=None) -> list[Curve]:
+        """The likelihoods of the heads, for all examples or for some.
+
+        Args:
+            outputs: Outputs of the network, flattened, of the examples in question.
+            weights: Position weights of the heads, for the same examples.
+            rows: Indices of the examples in the batch, or None for all.
+        """
+        curves = []
+        for head, w in zip(self.heads, weights, strict=True):
+            y = head.y
+            if rows is not None:
+                y = keras.tree.map_structure(lambda t: ops.take(t, rows, axis=0), y)
+            likelihood = likelihood_of(head.loss, y, outputs[head.output])
+            curves.append(Curve(head.output, likelihood, w))
+        return curves
+
+    @property
+    def examples(self):
+        """Number of examples: a Python integer where it is known, else a scalar."""
+        return ops.shape(next(t for t in keras.tree.flatten(self._x) if t is not None))[0]
+
+    def whole_batch(self, fraction: float) -> bool:
+        """Whether a fraction of the batch is known to be all of it."""
+        total = self.examples
+        return fraction >= 1.0 or (isinstance(total, int) and total <= MIN_ROWS)
+
+    def subset(self, fraction: float, weights: list) -> tuple:
+        """Some examples of the batch, spread evenly over it.
+
+        Args:
+            fraction: Share of the examples, in (0, 1].
+            weights: Position weights of the heads on the whole batch.
+
+        Returns:
+            `(x, rows, weights)`, the weights scaled so that sums over the subset
+            estimate sums over the batch; `rows` is None for the whole batch.
+        """
+        if self.whole_batch(fraction):
+            return self._x, None, weights
+        total = self.examples
+        if isinstance(total, int):
+            count = max(MIN_ROWS, round(total * fraction))
+        else:
+            share = ops.cast(ops.cast(total, "float32") * fraction, "int32")
+            count = ops.minimum(total, ops.maximum(share, MIN_ROWS))
+        rows = ops.arange(count) * total // count
+        scale = ops.cast(total, "float32") / ops.cast(count, "float32")
+
+        def take(tensor):
+            return None if tensor is None else ops.take(tensor, rows, axis=0)
+
+        x = keras.tree.map_structure(take, self._x)
+        return x, rows, [take(w) * scale if w.shape else w for w in weights]
+
+    def loss_cotangents(self, outputs: list, curves: list[Curve], rows=None) -> list:
+        """Gradients of the loss at the outputs, over the square root of the weight.
+
+        Their outer products sum to the empirical Fisher matrix.
+
+        Args:
+            outputs: Outputs of the network for the examples in question.
+            curves: The heads' likelihoods there.
+            rows: Indices of the examples in the batch, or None for all.
+        """
+        cotangents = [None] * len(outputs)
+        for head, curve in zip(self.heads, curves, strict=True):
+            y = head.y if rows is None else ops.take(head.y, rows, axis=0)
+
+            def total(primals, tap, head=head, y=y):
+                return [ops.sum(head.loss.call(y, primals[0]))], ()
+
+            z = outputs[curve.output]
+            linear = autodiff.vjp(total, [z], taps=False)
+            gradient = linear.pullback([ops.ones_like(linear.outputs[0])])[0]
+            grouped = by_position(gradient, curve.weights)
+            scale = curve.likelihood.scale(grouped)
+            weight = ops.sqrt(curve.weights / scale)[..., None]
+            before = cotangents[curve.output]
+            vector = ops.reshape(weight * grouped, ops.shape(z))
+            cotangents[curve.output] = vector if before is None else before + vector
+        return cotangents
+
+    def linearize_outputs(self, x) -> autodiff.Linearization:
+        """The outputs alone, for reverse passes that need no loss; taps are on."""
+        return autodiff.vjp(
+            lambda p, tap: self._outputs(p, x, tap), self.parameters, taps=True
+        )
+
+    def push(self, x) -> tuple:
+        """`(outputs, function from a parameter-space vector to output tangents)`."""
+        return autodiff.linearize(lambda p: self._outputs(p, x)[0], self.parameters)
+
+
+def _training_argument(function) -> dict:
+    parameters = inspect.signature(function).parameters
+    return {"training": True} if "training" in parameters else {}

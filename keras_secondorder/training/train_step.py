@@ -1,0 +1,100 @@
+"""One batch, from `fit` to the weights: the three thin train steps."""
+
+import keras
+from keras import ops
+
+from keras_secondorder import autodiff, vectors
+from keras_secondorder.training.objective import Objective
+
+
+def second_order_step(model, data) -> dict:
+    """Compute a step on one batch and commit it if it is finite.
+
+    Args:
+        model: A compiled Keras model with one of this package's optimizers.
+        data: `(x, y, sample_weight)` as the trainer hands it over.
+
+    Returns:
+        The logs of the batch.
+    """
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+    outer = model.optimizer
+    optimizer = inner_optimizer(model)
+    with autodiff.no_grad():
+        scale = outer.scale_loss(ops.ones(()))
+        objective = Objective(
+            model,
+            x,
+            y,
+            sample_weight,
+            optimizer.wrappers,
+            optimizer.loss_weights,
+            scale,
+        )
+        result = optimizer.step(objective)
+        vectors.assign(objective.state_variables, result.state, where=result.finite)
+        with optimizer.stepping():
+            _apply(outer, optimizer, model, result)
+    skipped = ops.cast(ops.logical_not(result.finite), "int32")
+    optimizer.skipped_steps.assign(optimizer.skipped_steps + skipped)
+    return {
+        **model.get_metrics_result(),
+        **result.logs,
+        "skipped_steps": ops.convert_to_tensor(optimizer.skipped_steps.value),
+    }
+
+
+def inner_optimizer(model):
+    """The model's optimizer, without the one that scales the loss around it."""
+    return getattr(model.optimizer, "inner_optimizer", model.optimizer)
+
+
+def _apply(outer, optimizer, model, result) -> None:
+    """Hand the direction to Keras's own `apply`, or leave everything as it is."""
+    variables = model.trainable_variables
+    # A loss-scaling optimizer divides by its scale and watches for overflow itself.
+    if outer is not optimizer:
+        bad = ops.where(result.finite, 1.0, float("nan"))
+        grads = [outer.scale_loss(d * bad) for d in result.direction]
+        outer.apply(grads, variables)
+    elif keras.backend.backend() == "jax":
+        # Inside JAX's stateless scope a condition cannot assign: compute, then choose.
+        state = [*variables, *optimizer.variables]
+        before = vectors.values(state)
+        outer.apply([outer.scale_loss(d) for d in result.direction], variables)
+        for v, old, new in zip(state, before, vectors.values(state), strict=True):
+            if new is not old:
+                v.assign(ops.where(result.finite, new, old))
+    else:
+
+        def apply():
+            outer.apply([outer.scale_loss(d) for d in result.direction], variables)
+            return ops.zeros(())
+
+        ops.cond(result.finite, apply, lambda: ops.zeros(()))
+
+
+def stateful_train_step(model, data) -> dict:
+    """`train_step(data)` of the TensorFlow and PyTorch trainers."""
+    return second_order_step(model, data)
+
+
+def stateless_train_step(model, state, data):
+    """`train_step(state, data)` of the JAX trainer: the same step inside a scope."""
+    variables = (
+        model.trainable_variables,
+        model.non_trainable_variables,
+        model.optimizer.variables,
+        model.metrics_variables,
+    )
+    mapping = [
+        pair
+        for group, values in zip(variables, state, strict=True)
+        for pair in zip(group, values, strict=True)
+    ]
+    with keras.StatelessScope(mapping) as scope:
+        logs = second_order_step(model, data)
+    new_state = tuple(
+        [scope.get_current_value(v) for v in group] for group in variables
+    )
+    return logs, new_state
