@@ -30,7 +30,8 @@ The functions of a backend module:
 Parameters that an output does not depend on have zero gradients, never `None`.
 """
 
-from typing import Any, Callable, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 
 class Linearization(NamedTuple):

@@ -88,7 +88,9 @@ def plan_blocks(
         if wrapper is not None:
             block = Block("kronecker", wrapper.variables, wrapper.layer.name, wrapper)
         else:
-            layer_name, reason = reasons.get(id(v), (v.path.split("/")[0], "no wrapper"))
+            layer_name, reason = reasons.get(
+                id(v), (v.path.split("/")[0], "no wrapper")
+            )
             block = Block(on_unsupported, [v], layer_name, reason=reason)
         covered.update(id(u) for u in block.variables)
         blocks.append(block)

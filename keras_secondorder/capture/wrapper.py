@@ -1,7 +1,7 @@
 """What a layer wrapper is, and the table of them."""
 
 import contextlib
-from typing import Callable
+from collections.abc import Callable
 
 import keras
 from keras import ops
@@ -130,4 +130,3 @@ def rows(tensor, width: int):
 def with_ones(rows_):
     """Append the homogeneous coordinate that carries the bias."""
     return ops.concatenate([rows_, ops.ones_like(rows_[..., :1])], axis=-1)
-

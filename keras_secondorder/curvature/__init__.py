@@ -1,6 +1,6 @@
 """Approximations of the curvature matrix that can be inverted."""
 
-from typing import Callable
+from collections.abc import Callable
 
 from keras_secondorder.capture import Block
 from keras_secondorder.curvature.diagonal import DiagonalBlock, IdentityBlock

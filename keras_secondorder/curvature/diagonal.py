@@ -1,6 +1,6 @@
 """Blocks for variables that have no Kronecker factors."""
 
-from typing import Callable
+from collections.abc import Callable
 
 from keras import ops
 

@@ -1,6 +1,6 @@
 """A Kronecker-factored block: `F = A (x) G` for one affine layer."""
 
-from typing import Callable
+from collections.abc import Callable
 
 from keras import ops
 
@@ -92,7 +92,10 @@ class KroneckerBlock:
 
         def square(side, what):
             return add_variable(
-                (side, side), initializer="zeros", dtype="float32", name=f"{name}_{what}"
+                (side, side),
+                initializer="zeros",
+                dtype="float32",
+                name=f"{name}_{what}",
             )
 
         self.A, self.G = (square(d, w) for d, w in zip(sides, "AG", strict=True))

@@ -125,5 +125,3 @@ def _exact(network, lead, curves, outputs, gradient_factors, like):
         else:
             total = ops.fori_loop(0, columns, add, total)
     return total
-
-

@@ -38,7 +38,6 @@ class Likelihood:
         return self.score(z, ops.stop_gradient(self.sample(z, seed)))
 
 
-
 def positive(x):
     """`x`, kept away from zero so that dividing by it stays finite."""
     return ops.maximum(x, ops.cast(1e-30, x.dtype))

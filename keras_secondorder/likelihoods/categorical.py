@@ -32,8 +32,8 @@ class Categorical(Likelihood):
 
     def sample(self, z, seed):
         """One-hot targets."""
-        logits = ops.log_softmax(z, axis=-1) if self.from_logits else (
-            ops.log(positive(z))
+        logits = (
+            ops.log_softmax(z, axis=-1) if self.from_logits else (ops.log(positive(z)))
         )
         flat = ops.reshape(logits, (-1, z.shape[-1]))
         classes = keras.random.categorical(flat, 1, seed=seed)[:, 0]

@@ -193,8 +193,14 @@ def read_heads(model, y, y_pred, sample_weight, loss_weights=None) -> list[Head]
     targets = per_output(y, "y")
     weights = per_output(sample_weight, "sample_weight")
     return [
-        Head(i, as_loss(loss, targets[i], outputs[i]), loss_weights[i], i, weights[i],
-             targets[i])
+        Head(
+            i,
+            as_loss(loss, targets[i], outputs[i]),
+            loss_weights[i],
+            i,
+            weights[i],
+            targets[i],
+        )
         for i, loss in enumerate(losses)
         if loss is not None
     ]
@@ -234,7 +240,9 @@ def position_weights(head: Head, z, y_pred):
     sample_weight = _without_ignored(head, values)
 
     def reduced(primals, tap):
-        total = ops.sum(_Reduction(primals[0], head.loss)(head.y, y_pred, sample_weight))
+        total = ops.sum(
+            _Reduction(primals[0], head.loss)(head.y, y_pred, sample_weight)
+        )
         return [total if head.loss_weight is None else total * head.loss_weight], ()
 
     linear = autodiff.vjp(reduced, [values], taps=False)

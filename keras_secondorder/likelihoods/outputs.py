@@ -1,6 +1,7 @@
 """The curvature of the objective with respect to all outputs of the network."""
 
-from typing import Callable, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 from keras import ops
 

@@ -142,17 +142,21 @@ class KFAC(SecondOrderOptimizer):
         self.seed = seed
 
     @classmethod
-    def thesis(cls, damping: float = 150.0, **kwargs):
+    def thesis(cls, damping=150.0, **kwargs):
         """K-FAC with the settings of Martens' thesis, chapter 6.
 
         Args:
-            damping: `lambda` at the start.
+            damping: `lambda` at the start, or a `LevenbergMarquardt` object.
             **kwargs: Constructor arguments that replace those of the thesis.
         """
         settings = {
             "learning_rate": "adaptive",
             "momentum": "adaptive",
-            "damping": LevenbergMarquardt(damping),
+            "damping": (
+                LevenbergMarquardt(damping)
+                if isinstance(damping, int | float)
+                else damping
+            ),
             "norm_constraint": None,
             "statistics_every": 1,
             "inverse_every": 20,
@@ -175,7 +179,9 @@ class KFAC(SecondOrderOptimizer):
         )
         self.wrappers = tuple(b.wrapper for b in self.blocks if b.wrapper is not None)
         index = {id(v): i for i, v in enumerate(model.trainable_variables)}
-        self._places = tuple(tuple(index[id(v)] for v in b.variables) for b in self.blocks)
+        self._places = tuple(
+            tuple(index[id(v)] for v in b.variables) for b in self.blocks
+        )
         self._adapted = isinstance(self.damping, LevenbergMarquardt)
         self._gamma_every = self.damping.gamma_every if self._adapted else None
         self._eta = tuple(_l2_curvature(v) for v in model.trainable_variables)
@@ -216,7 +222,9 @@ class KFAC(SecondOrderOptimizer):
         def propose(gamma, inverses):
             U = self._precondition(gradient, inverses, damping, linear, taps)
             step = rule.step(
-                Proposal(U, previous, gradient, self.learning_rate, k, model)
+                Proposal(
+                    U, previous, gradient, linear.outputs[0], self.learning_rate, k, model
+                )
             )
             d = vectors.axpy(step.mu, previous, vectors.scale(step.alpha, U))
             return gamma, inverses, d, step
@@ -270,7 +278,9 @@ class KFAC(SecondOrderOptimizer):
                 k,
             )
             result = keras.tree.map_structure(
-                lambda o, n: running_average(o, n, count, self.statistics_decay), old, new
+                lambda o, n: running_average(o, n, count, self.statistics_decay),
+                old,
+                new,
             )
             usable = vectors.is_finite(keras.tree.flatten(result))
             kept = keras.tree.map_structure(
@@ -339,9 +349,7 @@ class KFAC(SecondOrderOptimizer):
 
     def _quadratic_model(self, objective, linear, gradient, damping):
         """The damped quadratic model with the exact Fisher matrix, as a function."""
-        x, rows, weights = objective.subset(
-            self.quadratic_fraction, linear.aux.weights
-        )
+        x, rows, weights = objective.subset(self.quadratic_fraction, linear.aux.weights)
         outputs, push = objective.push(x)
         curves = objective.curves(outputs, weights, rows)
 

@@ -102,8 +102,8 @@ def conjugate_gradient(
         Martens, "Second-order optimization for neural networks" (thesis, Toronto
         2016), algorithm 2 (preconditioned CG), and "Deep learning via Hessian-free
         optimization" (ICML 2010), section 4.4 (the progress test) and section 4.6
-        (keeping iterates for backtracking). We differ in testing p^T B p and
-        finiteness, and the residual on request.
+        (keeping iterates for backtracking). We add the tests of p^T B p and
+        of finiteness, and that of the residual on request.
     """
     if not backtrack_base > 1:
         raise ValueError(
@@ -129,14 +129,13 @@ def conjugate_gradient(
         r0 = multiply(x0) - b
     y0 = precondition(r0)
     rho0, q0, residual_norm0 = inner(r0, y0), 0.5 * inner(r0 - b, x0), norm(r0)
-    # Without a residual test CG runs on until rho underflows, and p^T B p = 0 would
-    # then read as negative curvature: this far below the start all is rounding.
-    least = ops.full_like(rho0, float(np.finfo(dtype).tiny) / machine_epsilon)
-    rho_floor = larger(rho0 * machine_epsilon**4, least)
+    # Without a residual test CG runs on until the scalars underflow, and p^T B p = 0
+    # would then read as negative curvature.
+    rho_floor = float(np.finfo(dtype).tiny) / machine_epsilon
 
     def is_solved(residual_norm: Any, rho: Any) -> Any:
-        small = ops.logical_and(rho >= 0, rho <= rho_floor)
-        return ops.logical_or(residual_norm <= residual_goal, small)
+        vanishes = ops.logical_and(rho >= 0, rho <= rho_floor)
+        return ops.logical_or(residual_norm <= residual_goal, vanishes)
 
     def has_stalled(j: Any, q: Any, q_history: Any) -> Any:
         if epsilon is None:
@@ -148,7 +147,8 @@ def conjugate_gradient(
         return ops.logical_and(ops.logical_and(j > k, q < 0), progress < limit)
 
     def keep(kept: Any, count: Any, x: Any) -> Any:
-        return ops.slice_update(kept, (count, 0), ops.expand_dims(x, 0))
+        # 0 * count, not 0: JAX wants the indices in one dtype, also with x64 enabled.
+        return ops.slice_update(kept, (count, 0 * count), ops.expand_dims(x, 0))
 
     def step(state: _State) -> tuple[_State]:
         Bp = multiply(state.p)

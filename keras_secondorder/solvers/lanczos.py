@@ -109,9 +109,9 @@ def lanczos(
         [1. 2. 4.]
 
     References:
-        Golub and Van Loan, "Matrix computations" (4th ed., 2013), algorithm 10.1.1
-        and section 10.3.1; Parlett, "The symmetric eigenvalue problem" (1998),
-        section 6.9, for why orthogonalising twice is enough.
+        Golub and Van Loan, "Matrix computations" (4th ed., 2013), section 10.1, and
+        section 10.3 for complete re-orthogonalisation; Parlett, "The symmetric
+        eigenvalue problem" (1998), section 6.9, for why twice is enough.
     """
     if m < 1:
         raise ValueError(
@@ -128,7 +128,8 @@ def lanczos(
         w = ops.stop_gradient(ops.cast(matvec(q), dtype))
         alpha = inner(q, w)
         w = w - alpha * q - state.beta * state.q_old
-        basis = ops.slice_update(state.basis, (j, 0), ops.expand_dims(q, 0))
+        # 0 * j, not 0: JAX wants the indices in one dtype, also with x64 enabled.
+        basis = ops.slice_update(state.basis, (j, 0 * j), ops.expand_dims(q, 0))
         # `@` rather than `ops.matmul`, which turns float64 to float32 on torch.
         for _ in range(2):
             overlap = basis @ ops.expand_dims(w, 1)  # (m, 1)
@@ -212,7 +213,7 @@ def ritz_pairs(tridiagonal: Tridiagonal) -> RitzPairs:
         [1.184, 2.816]
 
     References:
-        Golub and Van Loan, "Matrix computations" (4th ed., 2013), section 10.1.4
+        Golub and Van Loan, "Matrix computations" (4th ed., 2013), section 10.1
         (Ritz pairs and their residuals) and section 10.2 (quadrature weights).
     """
     alphas, betas, basis, count, _ = tridiagonal

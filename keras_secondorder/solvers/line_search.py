@@ -75,16 +75,16 @@ def backtracking_line_search(
     References:
         Nocedal and Wright, "Numerical optimization" (2nd ed., 2006), algorithm 3.1
         and equation 3.4. The defaults of `c1`, `factor` and `max_steps` are those of
-        the code for Martens, "Deep learning via Hessian-free optimization" (2010),
-        section 4.6. We differ in returning t = 0 when no step is accepted.
+        the code for Martens, "Deep learning via Hessian-free optimization" (2010).
+        We differ in returning t = 0 when no step is accepted.
     """
     f0 = ops.stop_gradient(ops.convert_to_tensor(f0))
     is_double = keras.backend.standardize_dtype(f0.dtype) == "float64"
     dtype = "float64" if is_double else "float32"
 
     def scalar(value: Any) -> Any:
-        value = ops.stop_gradient(ops.convert_to_tensor(value))
-        return ops.reshape(ops.cast(value, dtype), ())
+        value = ops.convert_to_tensor(value, dtype=dtype)
+        return ops.reshape(ops.stop_gradient(value), ())
 
     f0, slope, c1, factor = scalar(f0), scalar(slope), scalar(c1), scalar(factor)
 

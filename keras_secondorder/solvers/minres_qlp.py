@@ -11,8 +11,11 @@ from keras_secondorder.solvers.result import (
     Solution,
     Status,
     as_flat_vector,
+    divide,
+    hypot,
     inner,
     larger,
+    largest,
     norm,
     smaller,
     verdict,
@@ -150,11 +153,12 @@ def minres_qlp(
 
     References:
         Choi, Paige and Saunders, "MINRES-QLP: a Krylov subspace method for indefinite
-        or singular symmetric systems", SIAM J. Sci. Comput. 33(4), 2011: sections 2
-        (Lanczos, MINRES), 3.1-3.4 (QLP, the transfer), 3.5 and 3.6 (norms, stopping),
-        and section 7 with table 7.1's preconditioned form. We differ in setting
-        mu_k = 0 as soon as ||A r|| or the condition says gamma_k is zero, where the
-        paper first lets x grow to its limit.
+        or singular symmetric systems", SIAM J. Sci. Comput. 33(4), 2011: the table
+        of algorithm MINRES-QLP, the transfer from MINRES and the norm estimates, in
+        its preconditioned form; Choi and Saunders, "Algorithm 937", ACM Trans. Math.
+        Softw. 40(2), 2014, lists it again. We differ in setting mu_k = 0 as soon as
+        ||A r|| or the condition says gamma_k is zero, where the paper first lets x
+        grow to its limit; in default limits; and in having no limit on ||x||.
     """
     b, dtype, machine_epsilon = as_flat_vector(b, "b")
 
@@ -191,14 +195,14 @@ def minres_qlp(
         alpha = inner(u, p)
         p = p - alpha * v
         y, beta, is_indefinite = precondition(p)
-        krylov = _Krylov(v, _divide(p, beta), _divide(y, beta), beta)
+        krylov = _Krylov(v, divide(p, beta), divide(y, beta), beta)
         return (_advance(state, alpha, u, krylov, is_indefinite, beta1, limits),)
 
     u1, beta1, is_indefinite = precondition(b)
     zero, nothing, no_mu = ops.zeros_like(beta1), ops.zeros_like(b), ops.zeros(4, dtype)
     start = _State(
         k=ops.zeros((), dtype="int32"),
-        krylov=_Krylov(nothing, _divide(b, beta1), _divide(u1, beta1), zero),
+        krylov=_Krylov(nothing, divide(b, beta1), divide(u1, beta1), zero),
         # c = -1 and s = 0 pass the first column through; nothing else has happened.
         factors=_Factors(-zero - 1, zero, zero, zero, beta1, *[zero] * 8, no_mu),
         iterate=_Iterate(*[nothing] * 4, limits.trancond <= 1),
@@ -248,7 +252,7 @@ def _advance(
     # Left reflections: column k of R is (epsilon, delta, gamma).
     delta, gamma = f.c * f.delta + f.s * alpha, f.s * f.delta - f.c * alpha
     epsilon_next, delta_next = f.s * beta, -f.c * beta
-    normal_residual_norm = phi_old * _hypot(gamma, delta_next)
+    normal_residual_norm = phi_old * hypot(gamma, delta_next)
     c, s, gamma = _reflection(gamma, beta)
     tau, phi = c * phi_old, s * phi_old
     gamma_r, delta_r = gamma, delta  # R's own entries, which MINRES needs
@@ -265,8 +269,8 @@ def _advance(
     theta, gamma = s3 * gamma, -c3 * gamma
 
     # Norms: of A by the columns of T and L, the condition by the gammas.
-    column = _hypot(_hypot(state.krylov.beta, alpha), beta)
-    matrix_norm = _largest(m.matrix_norm, column, gamma_older, gamma_old, gamma)
+    column = hypot(hypot(state.krylov.beta, alpha), beta)
+    matrix_norm = largest(m.matrix_norm, column, gamma_older, gamma_old, gamma)
     # The first two steps meet columns k-2 and k-1 that do not exist yet.
     gamma_min = ops.where(state.k < 2, m.gamma_min, smaller(m.gamma_min, gamma_older))
     gamma_min_old = ops.where(state.k < 1, gamma_min, smaller(gamma_min, gamma_old))
@@ -276,17 +280,17 @@ def _advance(
 
     # Forward substitution for the last three of L mu = tau.
     mu4, mu3 = f.mu[0], f.mu[1]
-    mu2 = _divide(f.tau_older - f.eta_older * mu4 - f.theta_older * mu3, gamma_older)
-    mu1 = _divide(f.tau_old - f.eta_old * mu3 - theta_older * mu2, gamma_old)
+    mu2 = divide(f.tau_older - f.eta_older * mu4 - f.theta_older * mu3, gamma_older)
+    mu1 = divide(f.tau_old - f.eta_old * mu3 - theta_older * mu2, gamma_old)
     rest = tau - eta * mu2 - theta * mu1
-    mu0 = _divide(rest, gamma)
-    base_norm = _hypot(m.base_norm, mu2)
-    shorter_norm = _hypot(base_norm, mu1)
-    is_long = _hypot(shorter_norm, mu0) > limits.maxxnorm
+    mu0 = divide(rest, gamma)
+    base_norm = hypot(m.base_norm, mu2)
+    shorter_norm = hypot(base_norm, mu1)
+    is_long = hypot(shorter_norm, mu0) > limits.maxxnorm
     is_dropped = is_null | is_ill | is_long
     mu0 = ops.where(is_dropped, ops.zeros_like(mu0), mu0)
-    solution_norm = _hypot(shorter_norm, mu0)
-    residual_norm = ops.where(is_dropped, _hypot(phi, rest), phi)
+    solution_norm = hypot(shorter_norm, mu0)
+    residual_norm = ops.where(is_dropped, hypot(phi, rest), phi)
     condition = matrix_norm / ops.where(
         is_dropped, gamma_min_old, smaller(gamma_min_old, ops.abs(gamma))
     )
@@ -345,7 +349,7 @@ def _advance(
 def _minres(old: _Iterate, u: Any, column: tuple[Any, ...], tau: Any) -> _Iterate:
     """Add tau d_k to x, where D R = V."""
     epsilon, delta, gamma = column
-    d = _divide(u - delta * old.w_old - epsilon * old.w_older, gamma)
+    d = divide(u - delta * old.w_old - epsilon * old.w_older, gamma)
     return _Iterate(old.w_old, d, old.x_base, old.x + tau * d, old.is_qlp)
 
 
@@ -378,23 +382,6 @@ def _qlp(
 
 def _reflection(a: Any, b: Any) -> tuple[Any, Any, Any]:
     """Return c, s, r with [c s; s -c] [a; b] = [r; 0] and r >= 0."""
-    r = _hypot(a, b)
-    c = ops.where(r > 0, _divide(a, r), ops.ones_like(a))
-    return c, _divide(b, r), r
-
-
-def _hypot(a: Any, b: Any) -> Any:
-    """Return sqrt(a^2 + b^2) without overflow or underflow of the squares."""
-    scale = larger(ops.abs(a), ops.abs(b))
-    a, b = _divide(a, scale), _divide(b, scale)
-    return scale * ops.sqrt(a * a + b * b)
-
-
-def _largest(*values: Any) -> Any:
-    return ops.max(ops.abs(ops.stack(values)))
-
-
-def _divide(a: Any, b: Any) -> Any:
-    """Return a / b, and zero where b is zero."""
-    is_zero = b == 0
-    return ops.where(is_zero, ops.zeros_like(a), a / ops.where(is_zero, 1 + b, b))
+    r = hypot(a, b)
+    c = ops.where(r > 0, divide(a, r), ops.ones_like(a))
+    return c, divide(b, r), r

@@ -161,7 +161,15 @@ def describe(status: Any) -> str:
 
 
 def verdict(*cases: tuple[Any, Status]) -> Any:
-    """Return the status of the first case that is true, else `Status.RUNNING`."""
+    """Pick the status of the first case that holds.
+
+    Args:
+        *cases: pairs of a boolean scalar and the `Status` it means, most telling
+            first.
+
+    Returns:
+        An int32 scalar, `Status.RUNNING` when no case holds.
+    """
     status = ops.convert_to_tensor(int(Status.RUNNING), dtype="int32")
     for condition, value in reversed(cases):
         value = ops.convert_to_tensor(int(value), dtype="int32")
@@ -169,28 +177,19 @@ def verdict(*cases: tuple[Any, Status]) -> Any:
     return status
 
 
-def inner(u: Any, v: Any) -> Any:
-    """Return u^T v by a sum: a matrix product may round to TF32 on a GPU."""
-    return ops.sum(u * v)
-
-
-def norm(u: Any) -> Any:
-    """Return the Euclidean length of a flat vector."""
-    return ops.sqrt(inner(u, u))
-
-
-def larger(a: Any, b: Any) -> Any:
-    """Return the larger scalar: `ops.maximum` turns float64 to float32 on torch."""
-    return ops.where(a > b, a, b)
-
-
-def smaller(a: Any, b: Any) -> Any:
-    """Return the smaller scalar, see `larger`."""
-    return ops.where(a < b, a, b)
-
-
 def as_flat_vector(b: Any, name: str) -> tuple[Any, str, float]:
-    """Check a right-hand side; return it with its dtype and machine epsilon."""
+    """Check a right-hand side or a starting vector.
+
+    Args:
+        b: what the user passed.
+        name: what the user knows it by.
+
+    Returns:
+        The tensor, the name of its dtype, and the machine epsilon of that dtype.
+
+    Raises:
+        ValueError: `b` is not a flat float32 or float64 vector.
+    """
     # No graph is kept through a solver: on torch it would grow with every iteration.
     b = ops.stop_gradient(ops.convert_to_tensor(b))
     dtype = keras.backend.standardize_dtype(b.dtype)
@@ -201,3 +200,99 @@ def as_flat_vector(b: Any, name: str) -> tuple[Any, str, float]:
             "Flatten it, and cast half precision to float32."
         )
     return b, dtype, float(np.finfo(dtype).eps)
+
+
+# Arithmetic that the solvers share. `ops.maximum`, `ops.dot` and `ops.matmul` are
+# avoided throughout: on torch, Keras computes them in float32 when given float64.
+
+
+def inner(u: Any, v: Any) -> Any:
+    """Multiply two flat vectors by a sum, which no GPU rounds to TF32.
+
+    Args:
+        u: shape (n,).
+        v: shape (n,).
+
+    Returns:
+        The scalar u^T v.
+    """
+    return ops.sum(u * v)
+
+
+def norm(u: Any) -> Any:
+    """Measure the Euclidean length of a flat vector.
+
+    Args:
+        u: shape (n,).
+
+    Returns:
+        The scalar ||u||.
+    """
+    return ops.sqrt(inner(u, u))
+
+
+def larger(a: Any, b: Any) -> Any:
+    """Pick the larger, entry by entry, in the dtype of both.
+
+    Args:
+        a: a tensor.
+        b: a tensor of the same dtype.
+
+    Returns:
+        a where a > b, else b.
+    """
+    return ops.where(a > b, a, b)
+
+
+def smaller(a: Any, b: Any) -> Any:
+    """Pick the smaller, entry by entry, in the dtype of both.
+
+    Args:
+        a: a tensor.
+        b: a tensor of the same dtype.
+
+    Returns:
+        a where a < b, else b.
+    """
+    return ops.where(a < b, a, b)
+
+
+def largest(*values: Any) -> Any:
+    """Find the largest absolute value.
+
+    Args:
+        *values: scalars of one dtype.
+
+    Returns:
+        A scalar.
+    """
+    return ops.max(ops.abs(ops.stack(values)))
+
+
+def divide(a: Any, b: Any) -> Any:
+    """Divide, and give zero for any division by zero.
+
+    Args:
+        a: a tensor.
+        b: a scalar or a tensor of the same shape.
+
+    Returns:
+        a / b where b is not zero, else zero.
+    """
+    is_zero = b == 0
+    return ops.where(is_zero, ops.zeros_like(a), a / ops.where(is_zero, 1 + b, b))
+
+
+def hypot(a: Any, b: Any) -> Any:
+    """Add in quadrature, without overflow or underflow of the squares.
+
+    Args:
+        a: a scalar.
+        b: a scalar.
+
+    Returns:
+        The scalar sqrt(a^2 + b^2).
+    """
+    scale = larger(ops.abs(a), ops.abs(b))
+    a, b = divide(a, scale), divide(b, scale)
+    return scale * ops.sqrt(a * a + b * b)

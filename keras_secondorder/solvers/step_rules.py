@@ -1,6 +1,7 @@
 """How long a step is: from a preconditioned gradient to an update."""
 
-from typing import Callable, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import keras
 from keras import ops
@@ -17,6 +18,7 @@ class Proposal(NamedTuple):
         direction: The preconditioned gradient `U`, a list of tensors.
         previous: The direction of the step before, zeros at first.
         gradient: The gradient of the objective.
+        loss: The objective on this batch.
         learning_rate: The optimizer's learning rate at this step.
         iterations: Steps taken so far, an integer scalar.
         model: `model(vectors) -> (Q, b)`: the damped quadratic model in the span of
@@ -27,6 +29,7 @@ class Proposal(NamedTuple):
     direction: list
     previous: list
     gradient: list
+    loss: object
     learning_rate: object
     iterations: object
     model: Callable | None

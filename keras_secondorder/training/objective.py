@@ -60,7 +60,10 @@ class Objective:
         self.variables = list(model.trainable_variables)
         self._loss_scale = ops.cast(loss_scale, "float32")
         self.parameters = vectors.values(self.variables)
-        self.state_variables = [*model.non_trainable_variables, *model.metrics_variables]
+        self.state_variables = [
+            *model.non_trainable_variables,
+            *model.metrics_variables,
+        ]
         self._state = vectors.values(self.state_variables)
         self._forward_kwargs = _training_argument(model.call)
         self._loss_kwargs = _training_argument(model.compute_loss)
@@ -79,7 +82,11 @@ class Objective:
             with recording(self.wrappers, tap) as inputs:
                 y_pred = model(x, **self._forward_kwargs)
             loss = model.compute_loss(
-                x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, **self._loss_kwargs
+                x=x,
+                y=y,
+                y_pred=y_pred,
+                sample_weight=sample_weight,
+                **self._loss_kwargs,
             )
             if loss is None:
                 raise ValueError(
@@ -96,9 +103,7 @@ class Objective:
                 position_weights(head, outputs[head.output], raw[head.output])
                 for head in heads
             ]
-            state = [
-                scope.get_current_value(v) for v in self.state_variables
-            ]
+            state = [scope.get_current_value(v) for v in self.state_variables]
         self.heads = heads
         return [h, *outputs], Pass(dict(inputs), weights, state)
 
@@ -167,7 +172,9 @@ class Objective:
     @property
     def examples(self):
         """Number of examples: a Python integer where it is known, else a scalar."""
-        return ops.shape(next(t for t in keras.tree.flatten(self._x) if t is not None))[0]
+        return ops.shape(next(t for t in keras.tree.flatten(self._x) if t is not None))[
+            0
+        ]
 
     def whole_batch(self, fraction: float) -> bool:
         """Whether a fraction of the batch is known to be all of it."""

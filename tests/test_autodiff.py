@@ -1,0 +1,317 @@
+"""The contract of `autodiff/contract.py`, eagerly and inside compiled functions."""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_secondorder import autodiff
+
+# float32 products of a handful of numbers of order 1.
+RTOL = 1e-5
+BACKEND = keras.backend.backend()
+
+
+def _modes():
+    if BACKEND == "jax":
+        import jax
+
+        return {"eager": lambda f: f, "jit": jax.jit}
+    if BACKEND == "tensorflow":
+        import tensorflow as tf
+
+        return {
+            "eager": lambda f: f,
+            "graph": tf.function(jit_compile=False),
+            "xla": tf.function(jit_compile=True),
+        }
+    return {"eager": lambda f: f}
+
+
+MODES = _modes()
+
+
+@pytest.fixture(params=list(MODES))
+def computed(request):
+    """Run a function of tensors in one mode; NumPy arrays in and out."""
+
+    def run(f, *arrays):
+        with autodiff.no_grad():
+            result = MODES[request.param](f)(
+                *[ops.convert_to_tensor(np.asarray(a, "float32")) for a in arrays]
+            )
+        return keras.tree.map_structure(ops.convert_to_numpy, result)
+
+    return run
+
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(4, 3)).astype("float32")
+W = RNG.normal(size=(3, 2)).astype("float32")
+B = RNG.normal(size=(2,)).astype("float32")
+UNUSED = RNG.normal(size=(5,)).astype("float32")
+S = X @ W + B
+H = np.tanh(S)
+C = RNG.normal(size=(4, 2)).astype("float32")  # a cotangent of the second output
+C_TIMES_SLOPE = C * (1 - H**2)
+POINT = (W, B, UNUSED)
+
+
+def network(primals, tap=lambda name, tensor: tensor):
+    """`([sum of the weights squared, tanh(x w + b)], aux)`."""
+    w, b, _ = primals
+    s = tap("s", ops.matmul(ops.convert_to_tensor(X), w) + b)
+    return [ops.sum(w * w), ops.tanh(s)], {"s": s, "pair": (b, [w])}
+
+
+def outputs(primals):
+    return network(primals)[0]
+
+
+def test_vjp_gives_outputs_and_carries_aux(computed):
+    def f(*primals):
+        linear = autodiff.vjp(network, list(primals))
+        return list(linear.outputs), linear.aux
+
+    (square, h), aux = computed(f, *POINT)
+    np.testing.assert_allclose(square, np.sum(W**2), rtol=RTOL)
+    np.testing.assert_allclose(h, H, rtol=RTOL, atol=RTOL)
+    np.testing.assert_allclose(aux["s"], S, rtol=RTOL, atol=RTOL)
+    np.testing.assert_array_equal(aux["pair"][0], B)
+    np.testing.assert_array_equal(aux["pair"][1][0], W)
+
+
+@pytest.mark.parametrize("taps", [True, False])
+@pytest.mark.parametrize("seed", [None, 2.0])
+def test_pullback_adds_the_outputs_up_and_fills_in_zeros(computed, seed, taps):
+    """None is a zero cotangent; a parameter that nothing reaches has gradient zero."""
+
+    def f(*primals):
+        linear = autodiff.vjp(network, list(primals), taps=taps)
+        first = None if seed is None else ops.convert_to_tensor(np.float32(seed))
+        return linear.pullback([first, ops.convert_to_tensor(C)])
+
+    w, b, unused = computed(f, *POINT)
+    expected = X.T @ C_TIMES_SLOPE + (seed or 0.0) * 2 * W
+    np.testing.assert_allclose(w, expected, rtol=RTOL, atol=RTOL)
+    np.testing.assert_allclose(b, C_TIMES_SLOPE.sum(0), rtol=RTOL, atol=RTOL)
+    np.testing.assert_array_equal(unused, np.zeros_like(UNUSED))
+
+
+def test_several_pullbacks_from_one_linearisation(computed):
+    def f(*primals):
+        linear = autodiff.vjp(network, list(primals))
+        one, c = ops.ones(()), ops.convert_to_tensor(C)
+        taps = linear.pullback_taps([None, c])
+        twice = linear.pullback_taps([None, 2.0 * c])
+        everything = linear.pullback_all([one, c])
+        nothing = linear.pullback_taps([one, None])
+        return taps, twice, everything, nothing
+
+    taps, twice, (gradients, all_taps), nothing = computed(f, *POINT)
+    np.testing.assert_allclose(taps["s"], C_TIMES_SLOPE, rtol=RTOL, atol=RTOL)
+    np.testing.assert_allclose(twice["s"], 2 * C_TIMES_SLOPE, rtol=RTOL, atol=RTOL)
+    np.testing.assert_allclose(all_taps["s"], C_TIMES_SLOPE, rtol=RTOL, atol=RTOL)
+    np.testing.assert_allclose(
+        gradients[0], X.T @ C_TIMES_SLOPE + 2 * W, rtol=RTOL, atol=RTOL
+    )
+    np.testing.assert_array_equal(gradients[2], np.zeros_like(UNUSED))
+    # The first output does not go through the tap.
+    np.testing.assert_array_equal(nothing["s"], np.zeros_like(S))
+
+
+def test_a_tap_that_no_parameter_reaches(computed):
+    """A tapped constant, as before a frozen layer, has its gradient all the same."""
+
+    def f(b):
+        def constant(primals, tap):
+            s = tap("s", ops.convert_to_tensor(S))
+            return [ops.tanh(s), primals[0] * 1.0], ()
+
+        linear = autodiff.vjp(constant, [b])
+        return linear.pullback_all([ops.convert_to_tensor(C), None])
+
+    gradients, taps = computed(f, B)
+    np.testing.assert_allclose(taps["s"], C_TIMES_SLOPE, rtol=RTOL, atol=RTOL)
+    np.testing.assert_array_equal(gradients[0], np.zeros_like(B))
+
+
+def test_an_output_that_is_a_constant(computed):
+    def f(b):
+        linear = autodiff.vjp(
+            lambda primals, tap: ([ops.convert_to_tensor(S), primals[0] * 3.0], ()), [b]
+        )
+        constant = linear.pullback([ops.convert_to_tensor(C), None])
+        return constant, linear.pullback([None, ops.ones_like(b)])
+
+    constant, other = computed(f, B)
+    np.testing.assert_array_equal(constant[0], np.zeros_like(B))
+    np.testing.assert_allclose(other[0], np.full_like(B, 3.0))
+
+
+DIRECTIONS = [
+    [RNG.normal(size=p.shape).astype("float32") for p in POINT] for _ in range(2)
+]
+
+
+def expected_push(v):
+    return [np.sum(2 * W * v[0]), (1 - H**2) * (X @ v[0] + v[1])]
+
+
+def test_jvp(computed):
+    def f(*arrays):
+        primals, tangents = list(arrays[:3]), list(arrays[3:])
+        values, pushed = autodiff.jvp(outputs, primals, tangents)
+        return list(values), list(pushed)
+
+    values, pushed = computed(f, *POINT, *DIRECTIONS[0])
+    np.testing.assert_allclose(values[1], H, rtol=RTOL, atol=RTOL)
+    for ours, right in zip(pushed, expected_push(DIRECTIONS[0]), strict=True):
+        np.testing.assert_allclose(ours, right, rtol=RTOL, atol=RTOL)
+
+
+def test_jvp_of_an_output_that_nothing_reaches_is_zero(computed):
+    def f(b, v):
+        _, pushed = autodiff.jvp(
+            lambda primals: [ops.convert_to_tensor(S), primals[0] * 2.0], [b], [v]
+        )
+        return list(pushed)
+
+    constant, other = computed(f, B, B)
+    np.testing.assert_array_equal(constant, np.zeros_like(S))
+    np.testing.assert_allclose(other, 2 * B, rtol=RTOL)
+
+
+def test_linearize_pushes_several_vectors(computed):
+    def f(*arrays):
+        values, push = autodiff.linearize(outputs, list(arrays[:3]))
+        pushed = [list(push(list(arrays[i : i + 3]))) for i in (3, 6)]
+        return list(values), pushed
+
+    values, pushed = computed(f, *POINT, *DIRECTIONS[0], *DIRECTIONS[1])
+    np.testing.assert_allclose(values[1], H, rtol=RTOL, atol=RTOL)
+    for ours, v in zip(pushed, DIRECTIONS, strict=True):
+        for a, b in zip(ours, expected_push(v), strict=True):
+            np.testing.assert_allclose(a, b, rtol=RTOL, atol=RTOL)
+
+
+def test_push_and_pullback_are_adjoint(computed):
+    def f(*arrays):
+        primals, tangents = list(arrays[:3]), list(arrays[3:])
+        c = [ops.ones(()), ops.convert_to_tensor(C)]
+        pulled = autodiff.vjp(network, primals).pullback(c)
+        _, pushed = autodiff.jvp(outputs, primals, tangents)
+        left = sum(ops.sum(a * b) for a, b in zip(pushed, c, strict=True))
+        return left, sum(ops.sum(a * b) for a, b in zip(pulled, tangents, strict=True))
+
+    left, right = computed(f, *POINT, *DIRECTIONS[0])
+    np.testing.assert_allclose(left, right, rtol=RTOL)
+
+
+def test_hessian_product(computed):
+    """`sum(sin(w)) (u . u)`, whose Hessian couples the two parameters."""
+    u, v, unused = RNG.normal(size=(3, 2)), RNG.normal(size=4), UNUSED
+
+    def scalar(primals):
+        return ops.sum(ops.sin(primals[0])) * ops.sum(primals[1] ** 2)
+
+    def f(*arrays):
+        return autodiff.hessian_product(scalar, list(arrays[:3]), list(arrays[3:]))
+
+    du, dv = DIRECTIONS[0][0], RNG.normal(size=4)
+    hu, hv, h_unused = computed(f, u, v, unused, du, dv, DIRECTIONS[0][2])
+    square, sine = np.sum(v**2), np.sum(np.sin(u))
+    along_u, along_v = np.sum(np.cos(u) * du), 2 * np.sum(v * dv)
+    right_u = -np.sin(u) * square * du + np.cos(u) * along_v
+    right_v = 2 * v * along_u + 2 * sine * dv
+    np.testing.assert_allclose(hu, right_u, rtol=RTOL, atol=10 * RTOL)
+    np.testing.assert_allclose(hv, right_v, rtol=RTOL, atol=10 * RTOL)
+    np.testing.assert_array_equal(h_unused, np.zeros_like(UNUSED))
+
+
+def compiled_flags(mode):
+    """What `compiled` may be: the host's LAPACK cannot run inside TensorFlow's XLA."""
+    return mode == "xla"
+
+
+@pytest.mark.parametrize("mode", list(MODES))
+@pytest.mark.parametrize("size", [1, 5, 40])
+def test_spd_inverse(mode, size):
+    root = np.random.default_rng(size).normal(size=(size, 2 * size))
+    matrix = (root @ root.T / size + 0.1 * np.eye(size)).astype("float32")
+
+    def f(m):
+        return autodiff.spd_inverse(m, compiled=compiled_flags(mode))
+
+    inverse = ops.convert_to_numpy(MODES[mode](f)(ops.convert_to_tensor(matrix)))
+    right = np.linalg.inv(matrix.astype(float))
+    # Condition numbers are below 60, so this is a few hundred rounding errors.
+    np.testing.assert_allclose(inverse, right, rtol=0, atol=1e-4 * np.abs(right).max())
+    np.testing.assert_allclose(inverse, inverse.T, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("mode", list(MODES))
+def test_spd_inverse_of_an_indefinite_matrix_is_nan(mode):
+    """The step must go on: no exception, and nothing that looks like an inverse."""
+    matrix = np.diag(np.array([1.0, -1.0, 2.0], "float32"))
+
+    def f(m):
+        return autodiff.spd_inverse(m, compiled=compiled_flags(mode))
+
+    inverse = ops.convert_to_numpy(MODES[mode](f)(ops.convert_to_tensor(matrix)))
+    assert np.isnan(inverse).all()
+
+
+@pytest.mark.parametrize("mode", list(MODES))
+def test_spd_inverse_of_a_matrix_with_nan_is_nan(mode):
+    matrix = np.eye(4, dtype="float32")
+    matrix[1, 2] = matrix[2, 1] = np.nan
+
+    def f(m):
+        return autodiff.spd_inverse(m, compiled=compiled_flags(mode))
+
+    inverse = ops.convert_to_numpy(MODES[mode](f)(ops.convert_to_tensor(matrix)))
+    assert np.isnan(inverse).any()
+
+
+@pytest.mark.skipif(BACKEND == "torch", reason="PyTorch traces nothing")
+def test_eager_computes_while_a_step_is_traced():
+    seen = []
+
+    def f(x):
+        with autodiff.eager():
+            seen.append(float(ops.convert_to_numpy(ops.sum(ops.ones((3,))))))
+        return x
+
+    mode = "jit" if BACKEND == "jax" else "graph"
+    MODES[mode](f)(ops.ones(()))
+    assert seen == [3.0]
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_eager_differentiates(traced):
+    """TensorFlow's own scope for this stops every tape: derivatives become zero."""
+    seen = []
+
+    def f(x):
+        with autodiff.eager():
+            at = ops.convert_to_tensor(np.float32([1.0, 2.0]))
+            product = autodiff.hessian_product(
+                lambda p: ops.sum(p[0] ** 3), [at], [ops.ones_like(at)]
+            )[0]
+            seen.append(ops.convert_to_numpy(product))
+        return x
+
+    if traced and BACKEND != "torch":
+        MODES["jit" if BACKEND == "jax" else "graph"](f)(ops.ones(()))
+    else:
+        f(ops.ones(()))
+    np.testing.assert_allclose(seen[0], [6.0, 12.0], rtol=RTOL)
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="only PyTorch's tensors hold graphs")
+def test_results_hold_no_graph():
+    """A result that requires a gradient would keep the batch in memory."""
+    linear = autodiff.vjp(network, [ops.convert_to_tensor(p) for p in POINT])
+    tensors = [*linear.outputs, linear.aux["s"], *linear.aux["pair"][1]]
+    assert not any(t.requires_grad for t in tensors)
