@@ -14,9 +14,7 @@ import oracle
 
 import keras_secondorder as kso
 from keras_secondorder import autodiff
-from keras_secondorder.capture import plan_blocks
-from keras_secondorder.curvature import make_block
-from keras_secondorder.curvature.statistics import batch_factors
+from keras_secondorder.curvature import BlockDiagonal, batch_factors
 from keras_secondorder.likelihoods import loss_weights_of
 from keras_secondorder.training import Objective
 
@@ -123,10 +121,10 @@ LOSSES = {  # of the three heads of `classifier`; labels one-hot
 def blocks_of(model, **plan) -> list:
     """The curvature blocks of a model, without an optimizer."""
 
-    def add_variable(shape, initializer, dtype, name):
+    def add_variable(shape, initializer="zeros", dtype=None, name=None):
         return keras.Variable(keras.ops.zeros(shape, dtype), name=name)
 
-    return [make_block(b, add_variable) for b in plan_blocks(model, **plan)]
+    return BlockDiagonal(model, add_variable, **plan).blocks
 
 
 def objective_of(model, x, y, sample_weight=None, blocks=()):

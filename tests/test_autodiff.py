@@ -279,8 +279,8 @@ def test_eager_computes_while_a_step_is_traced():
     seen = []
 
     def f(x):
-        with autodiff.eager():
-            seen.append(float(ops.convert_to_numpy(ops.sum(ops.ones((3,))))))
+        total = autodiff.eagerly(lambda: ops.convert_to_numpy(ops.sum(ops.ones((3,)))))
+        seen.append(float(total))
         return x
 
     mode = "jit" if BACKEND == "jax" else "graph"
@@ -293,13 +293,15 @@ def test_eager_differentiates(traced):
     """TensorFlow's own scope for this stops every tape: derivatives become zero."""
     seen = []
 
+    def product():
+        at = ops.convert_to_tensor(np.float32([1.0, 2.0]))
+        cubes = autodiff.hessian_product(
+            lambda p: ops.sum(p[0] ** 3), [at], [ops.ones_like(at)]
+        )
+        return ops.convert_to_numpy(cubes[0])
+
     def f(x):
-        with autodiff.eager():
-            at = ops.convert_to_tensor(np.float32([1.0, 2.0]))
-            product = autodiff.hessian_product(
-                lambda p: ops.sum(p[0] ** 3), [at], [ops.ones_like(at)]
-            )[0]
-            seen.append(ops.convert_to_numpy(product))
+        seen.append(autodiff.eagerly(product))
         return x
 
     if traced and BACKEND != "torch":

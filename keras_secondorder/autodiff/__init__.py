@@ -12,13 +12,13 @@ vjp = _backend.vjp
 jvp = _backend.jvp
 linearize = _backend.linearize
 hessian_product = _backend.hessian_product
-eager = _backend.eager
+eagerly = _backend.eagerly
 no_grad = _backend.no_grad
 spd_inverse = _backend.spd_inverse
 
 __all__ = [
     "Linearization",
-    "eager",
+    "eagerly",
     "hessian_product",
     "jvp",
     "linearize",

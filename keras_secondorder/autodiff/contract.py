@@ -19,8 +19,8 @@ The functions of a backend module:
     linearize(f, primals)       -> (outputs, push), push(tangents) -> output tangents
     hessian_product(f, primals, tangents)
                                 -> H v of the scalar f(primals)
-    eager()                     -> a context in which constants are computed at once,
-                                   also while a step is being traced
+    eagerly(function)           -> function(), computed at once, also while a step is
+                                   being traced; it may take derivatives
     no_grad()                   -> a context in which no graph is recorded
     spd_inverse(matrix, compiled=False)
                                 -> the inverse of a symmetric positive definite matrix,

@@ -71,9 +71,10 @@ def hessian_product(f, primals, tangents):
     return jax.jvp(gradient, (list(primals),), (list(tangents),))[1]
 
 
-def eager():
-    """A context in which constants are computed at once, also while tracing."""
-    return jax.ensure_compile_time_eval()
+def eagerly(function):
+    """The value of `function()`, computed at once, also while tracing."""
+    with jax.ensure_compile_time_eval():
+        return function()
 
 
 def no_grad():

@@ -1,5 +1,6 @@
 """The autodiff contract on TensorFlow."""
 
+import concurrent.futures
 import contextlib
 
 import tensorflow as tf
@@ -10,7 +11,7 @@ from keras_secondorder.autodiff.host import lapack_inverse
 
 def vjp(f, primals, taps=True):
     """Linearise `f(primals, tap)` for reverse passes (see `contract.py`)."""
-    primals = [tf.convert_to_tensor(p) for p in primals]
+    primals = [tf.identity(p) for p in primals]
     tapped = {}
 
     def tap(name, tensor):
@@ -53,7 +54,7 @@ def vjp(f, primals, taps=True):
 
 def jvp(f, primals, tangents):
     """Outputs of `f(primals)` and their derivative along `tangents`."""
-    primals = [tf.convert_to_tensor(p) for p in primals]
+    primals = [tf.identity(p) for p in primals]
     tangents = [tf.cast(t, p.dtype) for t, p in zip(tangents, primals, strict=True)]
     with tf.autodiff.ForwardAccumulator(primals, tangents) as accumulator:
         outputs = list(f(primals))
@@ -74,7 +75,7 @@ def linearize(f, primals):
 
 def hessian_product(f, primals, tangents):
     """`H v` of the scalar `f(primals)`, forward over reverse."""
-    primals = [tf.convert_to_tensor(p) for p in primals]
+    primals = [tf.identity(p) for p in primals]
     tangents = [tf.cast(t, p.dtype) for t, p in zip(tangents, primals, strict=True)]
     zero = tf.UnconnectedGradients.ZERO
     with tf.autodiff.ForwardAccumulator(primals, tangents) as accumulator:
@@ -85,9 +86,14 @@ def hessian_product(f, primals, tangents):
     return [accumulator.jvp(g, unconnected_gradients=zero) for g in gradient]
 
 
-def eager():
-    """A context in which constants are computed at once, also while tracing."""
-    return tf.init_scope()
+def eagerly(function):
+    """The value of `function()`, computed at once, also while tracing.
+
+    A thread of its own has neither a graph under construction nor open tapes;
+    `tf.init_scope` would stop every tape, and derivatives would be zero.
+    """
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        return thread.submit(function).result()
 
 
 def no_grad():

@@ -1,7 +1,5 @@
 """The autodiff contract on PyTorch."""
 
-import contextlib
-
 import torch
 
 from keras_secondorder.autodiff.contract import Linearization
@@ -92,9 +90,9 @@ def hessian_product(f, primals, tangents):
         return torch.func.jvp(gradient, (point,), (list(tangents),))[1]
 
 
-def eager():
-    """Nothing to do: PyTorch computes at once."""
-    return contextlib.nullcontext()
+def eagerly(function):
+    """The value of `function()`: PyTorch computes at once."""
+    return function()
 
 
 def no_grad():

@@ -53,7 +53,7 @@ class LayerWrapper:
         raise NotImplementedError
 
     def input_rows(self, inputs):
-        """The input as `(examples, positions, d_in)` in float32, with the 1 appended."""
+        """The input as float32 `(examples, positions, d_in)`, the 1 appended."""
         raise NotImplementedError
 
     def gradient_rows(self, gradient):

@@ -170,9 +170,29 @@ class KroneckerBlock:
             )
         else:
             V = self.wrapper.to_matrix(gradient)
-            # The thinner side first: it leaves less to the second product.
             U = ops.matmul(ops.matmul(A_inverse, V), G_inverse)
         return self.wrapper.from_matrix(U)
+
+    def rows(self, inputs, taps):
+        """`(a, g)` with gradient `a^T g`, where preconditioning them is cheaper.
+
+        Args:
+            inputs: The layer's input, as recorded.
+            taps: The gradient at its pre-activation, or None where it is not known.
+
+        Returns:
+            Two matrices with one row for each example and position, or None.
+        """
+        # A penalty's gradient is not of this form.
+        if taps is None or any(v.regularizer is not None for v in self.variables):
+            return None
+        a, g = self.wrapper.input_rows(inputs), self.wrapper.gradient_rows(taps)
+        examples, positions = a.shape[:2]
+        known = examples is not None and positions is not None
+        rows = examples * positions if known else None
+        if not self.low_rank_pays(rows):
+            return None
+        return ops.reshape(a, (rows, a.shape[-1])), ops.reshape(g, (rows, g.shape[-1]))
 
     def low_rank_pays(self, rows: int | None) -> bool:
         """Whether `precondition` is cheaper from rows than from the gradient."""

@@ -1,5 +1,8 @@
 """The Kronecker factors and diagonals of one batch, for each kind of Fisher matrix."""
 
+import functools
+import math
+
 from keras import ops
 
 from keras_secondorder.likelihoods import (
@@ -99,29 +102,36 @@ def _exact(network, lead, curves, outputs, gradient_factors, like):
     """`G` summed over the columns of the square root of the output Fisher matrix."""
     total = [ops.zeros_like(g) for g in gradient_factors(like)]
     for curve in curves:
-        z = by_position(outputs[curve.output], curve.weights)
-        within = z.shape[1:] if curve.weights.shape else ()
-        columns = 1
-        for side in within:
-            columns *= side
-
-        def add(k, total, curve=curve, within=within, columns=columns):
-            def column(this, z):
-                if this is not curve:
-                    return ops.zeros_like(z)
-                if not within:
-                    return this.likelihood.sqrt_product(z, ops.ones_like(z))
-                one_hot = ops.reshape(ops.one_hot(k, columns, dtype=z.dtype), within)
-                u = ops.broadcast_to(one_hot[None], ops.shape(z))
-                return this.likelihood.sqrt_product(z, u)
-
-            cotangents = sqrt_cotangents(curves, outputs, column)
-            taps = network.pullback_taps([None] * lead + cotangents)
-            return [t + g for t, g in zip(total, gradient_factors(taps), strict=True)]
-
+        add = functools.partial(_add_column, curve, network, lead, curves, outputs)
+        columns = math.prod(_within(curve, outputs))
         if columns <= UNROLLED:
             for k in range(columns):
-                total = add(k, total)
+                total = add(gradient_factors, k, total)
         else:
-            total = ops.fori_loop(0, columns, add, total)
+            body = functools.partial(add, gradient_factors)
+            total = ops.fori_loop(0, columns, body, total)
     return total
+
+
+def _within(curve, outputs) -> tuple:
+    """The axes of one example's outputs."""
+    z = by_position(outputs[curve.output], curve.weights)
+    return tuple(z.shape[1:]) if curve.weights.shape else ()
+
+
+def _add_column(head, network, lead, curves, outputs, gradient_factors, k, total):
+    """Add what column `k` of one head's square root contributes."""
+    within = _within(head, outputs)
+
+    def column(curve, z):
+        if curve is not head:
+            return ops.zeros_like(z)
+        if not within:
+            return curve.likelihood.sqrt_product(z, ops.ones_like(z))
+        one_hot = ops.one_hot(k, math.prod(within), dtype=z.dtype)
+        u = ops.broadcast_to(ops.reshape(one_hot, within)[None], ops.shape(z))
+        return curve.likelihood.sqrt_product(z, u)
+
+    cotangents = sqrt_cotangents(curves, outputs, column)
+    taps = network.pullback_taps([None] * lead + cotangents)
+    return [t + g for t, g in zip(total, gradient_factors(taps), strict=True)]

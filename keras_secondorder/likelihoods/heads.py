@@ -36,17 +36,8 @@ class Head(NamedTuple):
     y: Any
 
 
-class _FunctionLoss(keras.losses.Loss):
-    """A plain function with Keras's default reduction, as `compile` would take it."""
-
-    def __init__(self, function):
-        super().__init__(name=getattr(function, "__name__", "loss"))
-        self.fn = function
-
-    def call(self, y_true, y_pred):
-        if len(y_true.shape) == 1 and y_pred.shape[1:] == (1,):
-            y_true = ops.expand_dims(y_true, axis=-1)
-        return self.fn(y_true, y_pred)
+# What `compile` wraps a plain function in; it has no public name.
+_FunctionLoss = keras.losses.MeanSquaredError.__base__
 
 
 class _Reduction(keras.losses.Loss):
@@ -188,6 +179,7 @@ def read_heads(model, y, y_pred, sample_weight, loss_weights=None) -> list[Head]
             filled[i] = entry
         return filled
 
+    losses = outputs  # until they are known, every output may have one
     losses = per_output(model.loss, "loss")
     loss_weights = per_output(loss_weights, "loss_weights")
     targets = per_output(y, "y")
@@ -237,7 +229,7 @@ def position_weights(head: Head, z, y_pred):
             )
         )
     )
-    sample_weight = _without_ignored(head, values)
+    sample_weight = _without_ignored(head, values, y_pred)
 
     def reduced(primals, tap):
         total = ops.sum(
@@ -250,7 +242,7 @@ def position_weights(head: Head, z, y_pred):
     return ops.maximum(ops.cast(ops.stop_gradient(weights), "float32"), 0.0)
 
 
-def _without_ignored(head: Head, values):
+def _without_ignored(head: Head, values, y_pred):
     """The sample weights with the positions of `ignore_class` taken out.
 
     Keras passes that mask along with the loss values, which `_Reduction` replaces.
@@ -261,7 +253,9 @@ def _without_ignored(head: Head, values):
     y = ops.reshape(ops.convert_to_tensor(head.y), ops.shape(values))
     valid = ops.cast(ops.not_equal(y, ops.cast(ignored, y.dtype)), values.dtype)
     if head.loss.reduction in ("mean", "sum_over_batch_size"):
-        valid = valid * ops.divide_no_nan(ops.sum(ops.ones_like(valid)), ops.sum(valid))
+        mask = getattr(y_pred, "_keras_mask", None)
+        seen = ops.ones_like(valid) if mask is None else ops.cast(mask, valid.dtype)
+        valid = valid * ops.divide_no_nan(ops.sum(seen), ops.sum(seen * valid))
     if head.sample_weight is None:
         return valid
     weight = ops.cast(head.sample_weight, values.dtype)

@@ -92,8 +92,10 @@ def check_convex(loss, target_rank: int, width: int) -> None:
     shape = (positions,) + (1,) * max(target_rank - 2, 0) + (width,)
     draw = rng.uniform(0.05, 0.95, (2, *shape)).astype("float32")
     y = draw[0] / draw[0].sum(-1, keepdims=True) if width > 1 else draw[0]
+    draw[1, positions // 2 :] = 3.0 * rng.normal(size=draw[1, positions // 2 :].shape)
     probes = min(width, MAX_DENSE_OUTPUTS)
-    with autodiff.eager():
+
+    def hessian_columns():
         likelihood = OutputHessian(loss, ops.convert_to_tensor(y))
         z = ops.convert_to_tensor(draw[1])
         columns = []
@@ -103,7 +105,11 @@ def check_convex(loss, target_rank: int, width: int) -> None:
             columns.append(
                 ops.convert_to_numpy(likelihood._product(z, ops.convert_to_tensor(v)))
             )
-    block = np.stack(columns, -1).reshape(positions, width, probes)
+        return columns
+
+    block = np.stack(autodiff.eagerly(hessian_columns), -1)
+    block = block.reshape(positions, width, probes)
+    block = block[np.isfinite(block).all((1, 2))]  # outside of the loss's domain
     name = getattr(loss, "name", loss)
     if width > MAX_DENSE_OUTPUTS:
         off_diagonal = block * (1 - np.eye(width, probes))

@@ -93,6 +93,6 @@ class SecondOrderOptimizer(keras.optimizers.Optimizer):
 _HOW_TO_USE = (
     "{name} needs to see the layers of the model, not only gradients. It was used "
     "without `keras_secondorder.attach(model)`, through `apply_gradients` or another "
-    "training loop. Import keras_secondorder before `model.compile(optimizer={name}())` "
-    "and train with `fit` or `train_on_batch`."
+    "training loop. Import keras_secondorder before "
+    "`model.compile(optimizer={name}())` and train with `fit` or `train_on_batch`."
 )

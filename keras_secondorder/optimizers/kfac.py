@@ -1,24 +1,33 @@
 """K-FAC: natural gradient with Kronecker-factored curvature."""
 
+from typing import NamedTuple
+
 import keras
 from keras import ops
 
 from keras_secondorder import vectors
-from keras_secondorder.capture import plan_blocks
-from keras_secondorder.curvature import make_block, running_average
-from keras_secondorder.curvature.statistics import FISHERS, batch_factors
-from keras_secondorder.likelihoods import fisher_gram
+from keras_secondorder.curvature import FISHERS, BlockDiagonal, fisher_model
 from keras_secondorder.optimizers.base import SecondOrderOptimizer, StepResult
 from keras_secondorder.solvers.damping import LevenbergMarquardt, reduction_ratio
 from keras_secondorder.solvers.schedules import at_step, deserialize, serialize
 from keras_secondorder.solvers.step_rules import (
     AdaptiveStep,
     Proposal,
+    Step,
     StepRule,
     TrustRegionStep,
 )
 
 FIRST_STEPS = 3  # statistics and inverses are fresh in each of these (thesis, 6.8)
+
+
+class Candidate(NamedTuple):
+    """A step with the factored damping that it belongs to."""
+
+    gamma: object
+    inverses: list
+    direction: list
+    step: Step
 
 
 @keras.saving.register_keras_serializable(package="keras_secondorder")
@@ -173,211 +182,131 @@ class KFAC(SecondOrderOptimizer):
 
     def build_state(self, model):
         """Create factors, inverses, the previous direction and the scalars."""
-        plan = plan_blocks(model, self.on_unsupported, self.max_factor_size)
-        self.blocks = tuple(
-            make_block(block, self.add_variable, self.compiled_by_xla) for block in plan
+        self.curvature = BlockDiagonal(
+            model,
+            self.add_variable,
+            self.on_unsupported,
+            self.max_factor_size,
+            self.compiled_by_xla,
         )
-        self.wrappers = tuple(b.wrapper for b in self.blocks if b.wrapper is not None)
-        index = {id(v): i for i, v in enumerate(model.trainable_variables)}
-        self._places = tuple(
-            tuple(index[id(v)] for v in b.variables) for b in self.blocks
-        )
-        self._adapted = isinstance(self.damping, LevenbergMarquardt)
-        self._gamma_every = self.damping.gamma_every if self._adapted else None
-        self._eta = tuple(_l2_curvature(v) for v in model.trainable_variables)
         self.previous = tuple(
             self.add_variable(v.shape, "zeros", "float32", name=f"direction_{i}")
             for i, v in enumerate(model.trainable_variables)
         )
-
-        def scalar(name, value=0.0):
-            return self.add_variable(
-                (), keras.initializers.Constant(value), "float32", name=name
-            )
-
+        self._adapted = isinstance(self.damping, LevenbergMarquardt)
         initial = float(self.damping.initial) if self._adapted else 0.0
-        self.damping_value = scalar("damping", initial)
-        self.gamma = scalar("gamma", initial**0.5)
-        self.rho = scalar("rho", float("nan"))
-        self.statistics_count = scalar("statistics_count")
+        self.damping_value = self._scalar("damping", initial)
+        self.gamma = self._scalar("gamma", initial**0.5)
+        self.rho = self._scalar("rho", float("nan"))
+
+    def _scalar(self, name, value):
+        initializer = keras.initializers.Constant(value)
+        return self.add_variable((), initializer, "float32", name=name)
+
+    @property
+    def blocks(self):
+        """The curvature blocks, with their factors and inverses as variables."""
+        return self.curvature.blocks
+
+    @property
+    def wrappers(self):
+        """The layers that are watched during a step."""
+        return self.curvature.wrappers
 
     def step(self, objective) -> StepResult:
         """One step of K-FAC on one batch."""
         k = ops.cast(self.iterations, "int32")
         linear = objective.linearize(taps=self._needs_taps(objective))
+        loss, inputs, weights = linear.outputs[0], *linear.aux[:2]
         gradient, taps = objective.gradient(linear)
-        finite = ops.logical_and(
-            ops.isfinite(linear.outputs[0]), vectors.is_finite(gradient)
+        finite = ops.logical_and(ops.isfinite(loss), vectors.is_finite(gradient))
+
+        self.curvature.update(
+            ops.logical_and(finite, _due(k, self.statistics_every)),
+            self.statistics_decay,
+            objective,
+            linear,
+            fisher=self.fisher,
+            fraction=self.statistics_fraction,
+            seed=self.seed,
+            counter=k,
         )
-        self._update_statistics(objective, linear, k, finite)
         damping, gamma = self._damping(k)
-        rule = self._rule()
-        previous = vectors.values(self.previous)
+        inverses = ops.cond(
+            ops.logical_and(finite, _due(k, self.inverse_every)),
+            lambda: self.curvature.damped_inverses(gamma),
+            self.curvature.cached_inverses,
+        )
 
         def quadratic_model():
-            return self._quadratic_model(objective, linear, gradient, damping)
+            ridge = [damping + eta for eta in self.curvature.eta]
+            return fisher_model(
+                objective, weights, gradient, ridge, self.quadratic_fraction
+            )
 
+        rule, previous = self._rule(), vectors.values(self.previous)
         model = quadratic_model() if rule.needs_model else None
 
         def propose(gamma, inverses):
-            U = self._precondition(gradient, inverses, damping, linear, taps)
+            U = self.curvature.precondition(gradient, inverses, damping, inputs, taps)
             step = rule.step(
-                Proposal(
-                    U, previous, gradient, linear.outputs[0], self.learning_rate, k, model
-                )
+                Proposal(U, previous, gradient, loss, self.learning_rate, k, model)
             )
             d = vectors.axpy(step.mu, previous, vectors.scale(step.alpha, U))
-            return gamma, inverses, d, step
+            return Candidate(gamma, inverses, d, step)
 
-        due = ops.logical_and(finite, _due(k, self.inverse_every))
-        cached = [vectors.values(block.inverses) for block in self.blocks]
-        fresh = ops.cond(due, lambda: self._inverses(gamma), lambda: cached)
-        gamma, inverses, direction, step = propose(gamma, fresh)
-        if rule.needs_model and self._gamma_every:
-            trial = ops.logical_and(finite, _due(k, self._gamma_every, first=0))
-            gamma, inverses, direction, step = self._try_gammas(
-                trial, propose, (gamma, inverses, direction, step)
+        chosen = propose(gamma, inverses)
+        if self._tries_gammas(rule):
+            trial = ops.logical_and(
+                finite, ops.equal((k + 1) % self.damping.gamma_every, 0)
             )
-        for block, new in zip(self.blocks, inverses, strict=True):
-            vectors.assign(block.inverses, new)
-        self.gamma.assign(gamma)
+            chosen = self._best_gamma(trial, propose, chosen)
+        self.curvature.keep_inverses(chosen.inverses)
+        vectors.assign([self.gamma], [chosen.gamma])
 
+        step, direction = chosen.step, chosen.direction
         update = vectors.scale(-step.learning_rate, direction)
         finite = ops.logical_and(finite, vectors.is_finite(update))
-        self._adapt_damping(objective, linear, quadratic_model, step, update, k, finite)
-        vectors.assign(self.previous, direction, where=finite)
         logs = {
             "damping": damping,
-            "gamma": gamma,
+            "gamma": chosen.gamma,
             "learning_rate": step.alpha * step.learning_rate,
             "momentum": step.mu,
         }
         if self._adapted:
+            due = ops.logical_and(finite, ops.equal((k + 1) % self.damping.every, 0))
+            self._adapt_damping(due, objective, loss, quadratic_model, step, update)
             (logs["rho"],) = vectors.values([self.rho])
+        vectors.assign(self.previous, direction, where=finite)
         return StepResult(direction, finite, linear.aux.state, logs)
 
     def _needs_taps(self, objective) -> bool:
         rows = objective.examples if isinstance(objective.examples, int) else None
-        return objective.whole_batch(self.statistics_fraction) or any(
-            b.wrapper is not None and b.low_rank_pays(rows) for b in self.blocks
-        )
+        whole = objective.whole_batch(self.statistics_fraction)
+        return whole or self.curvature.low_rank_pays(rows)
 
-    def _update_statistics(self, objective, linear, k, finite):
-        """Average the factors of this batch into the running ones, when due."""
-        old = [vectors.values(block.factors) for block in self.blocks]
-        count = vectors.values([self.statistics_count])[0] + 1.0
-
-        def averaged():
-            new = batch_factors(
-                objective,
-                linear,
-                self.blocks,
-                self.fisher,
-                self.statistics_fraction,
-                self.seed,
-                k,
-            )
-            result = keras.tree.map_structure(
-                lambda o, n: running_average(o, n, count, self.statistics_decay),
-                old,
-                new,
-            )
-            usable = vectors.is_finite(keras.tree.flatten(result))
-            kept = keras.tree.map_structure(
-                lambda o, n: ops.where(usable, n, o), old, result
-            )
-            return kept, ops.where(usable, count, count - 1.0)
-
-        due = ops.logical_and(finite, _due(k, self.statistics_every))
-        factors, count = ops.cond(due, averaged, lambda: (old, count - 1.0))
-        for block, new in zip(self.blocks, factors, strict=True):
-            vectors.assign(block.factors, new)
-        self.statistics_count.assign(count)
+    def _tries_gammas(self, rule) -> bool:
+        return self._adapted and bool(self.damping.gamma_every) and rule.needs_model
 
     def _damping(self, k):
         """`lambda` and `gamma` of this step."""
         if not self._adapted:
             damping = ops.cast(at_step(self.damping, k), "float32")
             return damping, ops.sqrt(damping)
-        damping, gamma = vectors.values([self.damping_value, self.gamma])
-        if self._gamma_every:
-            return damping, gamma
-        return damping, ops.sqrt(damping)
+        # Copies: PyTorch assigns in place, and these are read after the assignment.
+        damping, gamma = (
+            v + 0.0 for v in vectors.values([self.damping_value, self.gamma])
+        )
+        return damping, gamma if self._tries_gammas(self._rule()) else ops.sqrt(damping)
 
-    def _inverses(self, gamma):
-        """Damped inverses of all factors; the last good one where one fails."""
-        result = []
-        for block, places in zip(self.blocks, self._places, strict=True):
-            factors, old = vectors.values(block.factors), vectors.values(block.inverses)
-            eta = self._eta[places[0]]
-            new = block.damped_inverses(*factors, gamma, eta)
-            usable = vectors.is_finite(new)
-            result.append(
-                [ops.where(usable, n, o) for n, o in zip(new, old, strict=True)]
-            )
-        return result
-
-    def _precondition(self, gradient, inverses, damping, linear, taps):
-        """`U`, the approximate inverse curvature times the gradient."""
-        U = [None] * len(gradient)
-        index = 0
-        for block, places, inverse in zip(
-            self.blocks, self._places, inverses, strict=True
-        ):
-            rows = None
-            if block.wrapper is not None:
-                rows = self._rows(block, linear.aux.inputs[index], taps.get(index))
-                index += 1
-            V = [gradient[i] for i in places]
-            strength = damping + self._eta[places[0]]
-            values = block.precondition(V, inverse, strength, rows)
-            for i, value in zip(places, values, strict=True):
-                U[i] = value
-        return U
-
-    @staticmethod
-    def _rows(block, inputs, taps):
-        """`(a, g)` with gradient `a^T g`, where preconditioning them is cheaper."""
-        if taps is None or any(v.regularizer is not None for v in block.variables):
-            return None
-        a, g = block.wrapper.input_rows(inputs), block.wrapper.gradient_rows(taps)
-        sides = a.shape[:2]
-        rows = None if None in sides else sides[0] * sides[1]
-        if not block.low_rank_pays(rows):
-            return None
-        return ops.reshape(a, (rows, a.shape[-1])), ops.reshape(g, (rows, g.shape[-1]))
-
-    def _quadratic_model(self, objective, linear, gradient, damping):
-        """The damped quadratic model with the exact Fisher matrix, as a function."""
-        x, rows, weights = objective.subset(self.quadratic_fraction, linear.aux.weights)
-        outputs, push = objective.push(x)
-        curves = objective.curves(outputs, weights, rows)
-
-        def model(directions):
-            Q = fisher_gram(curves, outputs, [push(v) for v in directions])
-            ridge = [
-                [
-                    sum(
-                        (damping + eta) * ops.sum(a * b)
-                        for eta, a, b in zip(self._eta, u, v, strict=True)
-                    )
-                    for v in directions
-                ]
-                for u in directions
-            ]
-            Q = Q + ops.stack([ops.stack(row) for row in ridge])
-            return Q, ops.stack([vectors.dot(v, gradient) for v in directions])
-
-        return model
-
-    def _try_gammas(self, due, propose, plain):
+    def _best_gamma(self, due, propose, plain):
         """Compare three factored dampings by the quadratic model (thesis, 6.6.6)."""
 
         def trial():
             best = plain
-            for gamma in self.damping.gamma_candidates(plain[0]):
-                other = propose(gamma, self._inverses(gamma))
-                better = other[-1].predicted < best[-1].predicted
+            for gamma in self.damping.gamma_candidates(plain.gamma):
+                other = propose(gamma, self.curvature.damped_inverses(gamma))
+                better = other.step.predicted < best.step.predicted
                 best = keras.tree.map_structure(
                     lambda b, o, better=better: ops.where(better, o, b), best, other
                 )
@@ -385,30 +314,20 @@ class KFAC(SecondOrderOptimizer):
 
         return ops.cond(due, trial, lambda: plain)
 
-    def _adapt_damping(self, objective, linear, model, step, update, k, finite):
+    def _adapt_damping(self, due, objective, loss, quadratic_model, step, update):
         """The Levenberg-Marquardt rule on the reduction ratio (thesis, 6.6.5)."""
-        if not self._adapted:
-            return
-        rule = self.damping
+        before = vectors.values([self.rho, self.damping_value])
 
         def measured():
             predicted = step.predicted
             if predicted is None:
-                Q, b = model()([update])
+                Q, b = quadratic_model()([update])
                 predicted = 0.5 * Q[0, 0] + b[0]
-            moved = [
-                p + ops.cast(u, p.dtype)
-                for p, u in zip(objective.parameters, update, strict=True)
-            ]
-            actual = objective.value(moved) - linear.outputs[0]
-            rho = reduction_ratio(actual, predicted)
-            return rho, rule.update(old[1], rho)
+            rho = reduction_ratio(objective.change(update, loss), predicted)
+            return [rho, self.damping.update(before[1], rho)]
 
-        due = ops.logical_and(finite, ops.equal((k + 1) % rule.every, 0))
-        old = tuple(vectors.values([self.rho, self.damping_value]))
-        rho, damping = ops.cond(due, measured, lambda: old)
-        self.rho.assign(rho)
-        self.damping_value.assign(damping)
+        after = ops.cond(due, measured, lambda: before)
+        vectors.assign([self.rho, self.damping_value], after)
 
     def get_config(self):
         """The constructor's arguments."""
@@ -442,11 +361,6 @@ _ARGUMENTS = (
 )
 
 
-def _due(k, every: int, first: int = FIRST_STEPS):
+def _due(k, every: int):
     """Whether something done every so often, and in the first steps, is due."""
-    return ops.logical_or(ops.equal(k % every, 0), k < first)
-
-
-def _l2_curvature(variable) -> float:
-    """`eta`: the second derivative of the L2 penalty on a variable, 0 without one."""
-    return 2.0 * float(getattr(variable.regularizer, "l2", 0.0) or 0.0)
+    return ops.logical_or(ops.equal(k % every, 0), k < FIRST_STEPS)

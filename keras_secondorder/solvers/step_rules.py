@@ -107,7 +107,7 @@ class AdaptiveStep(StepRule):
             alpha = -(b[0] + mu * Q[0, 1]) / ops.maximum(Q[0, 0], 1e-30)
         square = alpha**2 * Q[0, 0] + 2 * alpha * mu * Q[0, 1] + mu**2 * Q[1, 1]
         if self.norm_constraint is not None:
-            bound = at_step(self.norm_constraint, proposal.iterations)
+            bound = _radius(self.norm_constraint, proposal)
             shrink = ops.minimum(1.0, ops.sqrt(bound / ops.maximum(square, 1e-30)))
             alpha, mu, square = alpha * shrink, mu * shrink, square * shrink**2
         value = 0.5 * square + alpha * b[0] + mu * b[1]
@@ -119,6 +119,49 @@ class AdaptiveStep(StepRule):
             "momentum": serialize(self.momentum),
             "norm_constraint": serialize(self.norm_constraint),
         }
+
+
+@keras.saving.register_keras_serializable(package="keras_secondorder")
+class RelativeRadius:
+    """A trust region in units of the loss, which shrinks as training goes on.
+
+    ```
+    c_n = fraction * |loss| * min(1, steps / n)
+    ```
+
+    A step may change the predictions by a share of the loss that is left, so the same
+    numbers serve losses of any scale. The decay averages the noise of the batches out,
+    as the learning rate of a stochastic method has to.
+
+    Args:
+        fraction: Share of the loss of the batch.
+        steps: Number of steps after which the radius falls as `1 / n`.
+    """
+
+    def __init__(self, fraction: float = 0.01, steps: int = 60):
+        self.fraction = fraction
+        self.steps = steps
+
+    def __call__(self, loss, iterations):
+        """`c_n`, a float32 scalar."""
+        n = ops.cast(iterations, "float32") + 1.0
+        decay = ops.minimum(1.0, self.steps / n)
+        return self.fraction * ops.absolute(ops.cast(loss, "float32")) * decay
+
+    def get_config(self) -> dict:
+        """The constructor's arguments."""
+        return {"fraction": self.fraction, "steps": self.steps}
+
+    @classmethod
+    def from_config(cls, config: dict):
+        """Rebuild the object from its arguments."""
+        return cls(**config)
+
+
+def _radius(constraint, proposal: Proposal):
+    if isinstance(constraint, RelativeRadius):
+        return constraint(proposal.loss, proposal.iterations)
+    return ops.cast(at_step(constraint, proposal.iterations), "float32")
 
 
 @keras.saving.register_keras_serializable(package="keras_secondorder")
@@ -136,7 +179,8 @@ class TrustRegionStep(StepRule):
 
     Args:
         momentum: `mu`, a number or schedule.
-        norm_constraint: `c`, a number or schedule, or None for no bound.
+        norm_constraint: `c`: a number, a schedule, a `RelativeRadius`, or None for no
+            bound.
 
     References:
         Ba, Grosse & Martens (2017), section 5 ("KL clipping").
@@ -151,7 +195,7 @@ class TrustRegionStep(StepRule):
         lr = ops.cast(proposal.learning_rate, "float32")
         nu = ops.ones(())
         if self.norm_constraint is not None:
-            c = ops.cast(at_step(self.norm_constraint, proposal.iterations), "float32")
+            c = _radius(self.norm_constraint, proposal)
             square = lr**2 * vectors.dot(proposal.gradient, proposal.direction)
             nu = ops.minimum(1.0, ops.sqrt(c / ops.maximum(square, 1e-30)))
         mu = ops.cast(at_step(self.momentum, proposal.iterations), "float32")

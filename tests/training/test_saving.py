@@ -5,8 +5,6 @@ import pickle
 
 import keras
 import pytest
-
-import keras_secondorder as kso
 from training.loop import (
     assert_equal,
     classifier,
@@ -16,6 +14,8 @@ from training.loop import (
     restore,
     state,
 )
+
+import keras_secondorder as kso
 
 EPOCHS = 4  # of three steps each
 

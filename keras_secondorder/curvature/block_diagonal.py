@@ -1,0 +1,152 @@
+"""The block-diagonal approximation: every layer's block beside the others."""
+
+from typing import Callable
+
+import keras
+from keras import ops
+
+from keras_secondorder import vectors
+from keras_secondorder.capture import plan_blocks
+from keras_secondorder.curvature.diagonal import DiagonalBlock, IdentityBlock
+from keras_secondorder.curvature.kronecker import KroneckerBlock, running_average
+from keras_secondorder.curvature.statistics import batch_factors
+
+
+class BlockDiagonal:
+    """The curvature of a whole network as a block-diagonal matrix.
+
+    ```
+    F = diag(F_1, ..., F_L),   F_l = A_l (x) G_l or a diagonal
+    ```
+
+    Its variables are the running factors of the blocks and their cached inverses.
+
+    Args:
+        model: A built Keras model.
+        add_variable: The optimizer's `add_variable`.
+        on_unsupported: Block of the variables without a Kronecker block.
+        max_factor_size: Largest side of a Kronecker factor.
+        compiled: Whether the step runs inside XLA.
+
+    References:
+        Martens (2016), thesis, section 6.4.2.
+    """
+
+    def __init__(
+        self,
+        model,
+        add_variable: Callable,
+        on_unsupported: str = "diagonal",
+        max_factor_size: int = 8192,
+        compiled: bool = False,
+    ):
+        self.blocks = []
+        for plan in plan_blocks(model, on_unsupported, max_factor_size):
+            if plan.kind == "kronecker":
+                self.blocks.append(KroneckerBlock(plan, add_variable, compiled))
+            elif plan.kind == "diagonal":
+                self.blocks.append(DiagonalBlock(plan, add_variable))
+            else:
+                self.blocks.append(IdentityBlock(plan))
+        index = {id(v): i for i, v in enumerate(model.trainable_variables)}
+        self._places = [[index[id(v)] for v in b.variables] for b in self.blocks]
+        #: Curvature of the L2 penalty on each trainable variable, `eta`.
+        self.eta = [l2_curvature(v) for v in model.trainable_variables]
+        self.count = add_variable((), "zeros", "float32", name="statistics_count")
+
+    @property
+    def wrappers(self) -> list:
+        """The layers that are watched during a step."""
+        return [b.wrapper for b in self.blocks if b.wrapper is not None]
+
+    def update(self, due, max_decay: float, objective, linear, **options) -> None:
+        """Average the statistics of a batch into the running factors.
+
+        Args:
+            due: Boolean scalar: whether to do it in this step.
+            max_decay: Largest weight of the past.
+            objective: The batch.
+            linear: Its linearisation.
+            **options: `fisher`, `fraction`, `seed` and `counter` of `batch_factors`.
+        """
+        old = [vectors.values(b.factors) for b in self.blocks]
+        (before,) = vectors.values([self.count])
+        count = before + 1.0
+
+        def averaged():
+            batch = batch_factors(objective, linear, self.blocks, **options)
+            new = keras.tree.map_structure(
+                lambda o, n: running_average(o, n, count, max_decay), old, batch
+            )
+            usable = vectors.is_finite(keras.tree.flatten(new))
+            return keras.tree.map_structure(
+                lambda n, o: ops.where(usable, n, o), (new, count), (old, before)
+            )
+
+        factors, count = ops.cond(due, averaged, lambda: (old, before))
+        for block, new in zip(self.blocks, factors, strict=True):
+            vectors.assign(block.factors, new)
+        vectors.assign([self.count], [count])
+
+    def cached_inverses(self) -> list:
+        """The inverses as they are kept, a list for each block."""
+        return [vectors.values(b.inverses) for b in self.blocks]
+
+    def damped_inverses(self, gamma) -> list:
+        """Fresh inverses of the damped factors; the last good one where one fails.
+
+        Args:
+            gamma: Factored damping, a scalar; each block adds its `eta`.
+        """
+        result = []
+        for block, places, old in zip(
+            self.blocks, self._places, self.cached_inverses(), strict=True
+        ):
+            factors = vectors.values(block.factors)
+            new = block.damped_inverses(*factors, gamma, self.eta[places[0]])
+            usable = vectors.is_finite(new)
+            result.append(
+                [ops.where(usable, n, o) for n, o in zip(new, old, strict=True)]
+            )
+        return result
+
+    def keep_inverses(self, inverses: list) -> None:
+        """Store inverses for the steps to come."""
+        for block, new in zip(self.blocks, inverses, strict=True):
+            vectors.assign(block.inverses, new)
+
+    def low_rank_pays(self, rows: int | None) -> bool:
+        """Whether some block is preconditioned from rows at this batch size."""
+        return any(b.wrapper is not None and b.low_rank_pays(rows) for b in self.blocks)
+
+    def precondition(self, gradient, inverses, damping, inputs, taps) -> list:
+        """The approximate inverse curvature times the gradient.
+
+        Args:
+            gradient: One tensor for each trainable variable.
+            inverses: A list for each block.
+            damping: `lambda`, for the diagonal blocks; they add their `eta`.
+            inputs: Inputs of the watched layers, by index.
+            taps: Gradients at their pre-activations, by index, where they are known.
+
+        Returns:
+            `U`, one float32 tensor for each trainable variable.
+        """
+        U, index = [None] * len(gradient), 0
+        for block, places, inverse in zip(
+            self.blocks, self._places, inverses, strict=True
+        ):
+            rows = None
+            if block.wrapper is not None:
+                rows = block.rows(inputs[index], taps.get(index))
+                index += 1
+            V = [gradient[i] for i in places]
+            parts = block.precondition(V, inverse, damping + self.eta[places[0]], rows)
+            for i, part in zip(places, parts, strict=True):
+                U[i] = part
+        return U
+
+
+def l2_curvature(variable) -> float:
+    """`eta`: the second derivative of the L2 penalty on a variable, 0 without one."""
+    return 2.0 * float(getattr(variable.regularizer, "l2", 0.0) or 0.0)
