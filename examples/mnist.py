@@ -11,6 +11,7 @@ import datasets
 args = comparison.parse_arguments(__doc__, epochs=5, batch_size=500)
 
 import keras
+import networks
 
 import keras_secondorder as kso
 
@@ -27,7 +28,7 @@ def main():
         for name, optimizer in optimizers.items():
             print(f"\n{name}, seed {seed}")
             keras.utils.set_random_seed(seed)
-            model = classifier(train[0].shape[1])
+            model = networks.classifier(train[0].shape[1])
             model.compile(
                 optimizer=optimizer(),
                 loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -46,25 +47,6 @@ def main():
     plot = args.plot or "mnist.png"
     if plot != "none":
         comparison.save_plot(plot, curves, "training loss", data_name)
-
-
-def classifier(pixels):
-    """Builds the network.
-
-    Args:
-        pixels: Number of inputs.
-
-    Returns:
-        The model. Its outputs are logits: the loss is told so.
-    """
-    return keras.Sequential(
-        [
-            keras.Input((pixels,)),
-            keras.layers.Dense(500, activation="relu"),
-            keras.layers.Dense(250, activation="relu"),
-            keras.layers.Dense(10),
-        ]
-    )
 
 
 def fit(model, train):

@@ -21,6 +21,7 @@ def add_arguments(parser):
     add("--every", type=int, default=10, help="steps between two printed errors")
     add("--optimizer", choices=("both", "kfac", "adam"), default="both")
     add("--thesis", action="store_true", help="K-FAC with the thesis's settings")
+    add("--decay", type=float, default=19 / 20, help="of lambda a step, with --thesis")
 
 
 # Selects the backend, so it has to come before Keras is imported.
@@ -29,13 +30,10 @@ args = comparison.parse_arguments(
 )
 
 import keras
+import networks
 import numpy as np
 
 import keras_secondorder as kso
-
-WIDTHS = (1000, 500, 250)
-CODE = 30
-L2 = 1e-5
 
 
 def main():
@@ -47,7 +45,7 @@ def main():
     steps -= steps % every
 
     optimizers = {
-        "K-FAC": lambda: kso.KFAC.thesis(damping=150.0) if args.thesis else kso.KFAC(),
+        "K-FAC": lambda: thesis() if args.thesis else kso.KFAC(),
         "Adam": lambda: keras.optimizers.Adam(1e-3),
     }
     if args.optimizer != "both":
@@ -59,13 +57,8 @@ def main():
         for name, optimizer in optimizers.items():
             print(f"\n{name}, seed {seed}, batch size {args.batch_size}")
             keras.utils.set_random_seed(seed)
-            model = autoencoder(x.shape[1], seed)
-            model.compile(
-                optimizer=optimizer(),
-                # Keras takes the mean over the pixels; the weight makes it their sum.
-                loss=keras.losses.BinaryCrossentropy(from_logits=True),
-                loss_weights=float(x.shape[1]),
-            )
+            model = networks.autoencoder(x.shape[1], seed)
+            networks.compile_autoencoder(model, optimizer())
             curve = fit(model, x, steps, every, seed)
             curves[name].append(curve)
             seconds, error = curve[-1]
@@ -79,32 +72,13 @@ def main():
         comparison.save_plot(plot, curves, "reconstruction error", data_name)
 
 
-def autoencoder(pixels, seed):
-    """Builds the network.
-
-    Args:
-        pixels: Number of inputs and of outputs.
-        seed: Seed of the initial weights.
+def thesis():
+    """Builds K-FAC with the settings of the thesis: lambda 150, T1 5, T2 and T3 20.
 
     Returns:
-        The model. Its outputs are logits: a sigmoid makes them pixels.
+        The optimizer.
     """
-    widths = (*WIDTHS, CODE, *reversed(WIDTHS), pixels)
-    model = keras.Sequential([keras.Input((pixels,))])
-    for number, width in enumerate(widths):
-        linear = number in (len(WIDTHS), len(widths) - 1)  # the code and the logits
-        model.add(
-            keras.layers.Dense(
-                width,
-                activation=None if linear else "tanh",
-                kernel_initializer=kso.initializers.Sparse(
-                    15, seed=1000 * seed + number
-                ),
-                # The penalty is (L2 / 2) * sum(w**2): Keras does not halve.
-                kernel_regularizer=keras.regularizers.L2(L2 / 2),
-            )
-        )
-    return model
+    return kso.KFAC.thesis(kso.LevenbergMarquardt(150.0, decay=args.decay))
 
 
 def fit(model, x, steps, every, seed):

@@ -8,7 +8,12 @@ from keras_secondorder import initializers, solvers
 from keras_secondorder.capture import LayerWrapper, register_layer_wrapper
 from keras_secondorder.optimizers import KFAC
 from keras_secondorder.solvers.damping import LevenbergMarquardt
-from keras_secondorder.solvers.step_rules import AdaptiveStep, StepRule, TrustRegionStep
+from keras_secondorder.solvers.step_rules import (
+    AdaptiveStep,
+    RelativeRadius,
+    StepRule,
+    TrustRegionStep,
+)
 from keras_secondorder.training import attach, coverage, detach, install_hook
 
 __version__ = "0.1.0"
@@ -20,6 +25,7 @@ __all__ = [
     # parts of an optimizer
     "AdaptiveStep",
     "LevenbergMarquardt",
+    "RelativeRadius",
     "StepRule",
     "TrustRegionStep",
     # the model

@@ -13,6 +13,7 @@ from keras_secondorder.solvers.schedules import at_step, deserialize, serialize
 from keras_secondorder.solvers.step_rules import (
     AdaptiveStep,
     Proposal,
+    RelativeRadius,
     Step,
     StepRule,
     TrustRegionStep,
@@ -50,8 +51,9 @@ class KFAC(SecondOrderOptimizer):
         momentum: `mu`: a number, a schedule, or "adaptive" (with an adaptive learning
             rate only).
         damping: `lambda`: a number, a schedule, or a `LevenbergMarquardt` object.
-        norm_constraint: Bound on `delta^T F delta` of a step, a number, a schedule or
-            None.
+        norm_constraint: Bound on `delta^T F delta` of a step: a number, a schedule, a
+            `RelativeRadius`, or None. "auto" is `RelativeRadius()` with a given
+            learning rate, and none with an adaptive one.
         step_rule: A `StepRule` object in place of `learning_rate`, `momentum` and
             `norm_constraint` (a fixed learning rate still scales its steps).
         fisher: Which Fisher matrix: "sampled" draws one target an example from the
@@ -94,7 +96,7 @@ class KFAC(SecondOrderOptimizer):
         learning_rate=0.3,
         momentum=0.9,
         damping=0.1,
-        norm_constraint=None,
+        norm_constraint="auto",
         step_rule=None,
         fisher: str = "sampled",
         statistics_fraction: float = 0.25,
@@ -166,7 +168,6 @@ class KFAC(SecondOrderOptimizer):
                 if isinstance(damping, int | float)
                 else damping
             ),
-            "norm_constraint": None,
             "statistics_every": 1,
             "inverse_every": 20,
         }
@@ -175,10 +176,13 @@ class KFAC(SecondOrderOptimizer):
     def _rule(self) -> StepRule:
         if self.step_rule is not None:
             return self.step_rule
+        constraint = self.norm_constraint
+        if constraint == "auto":
+            constraint = None if self.adaptive else RelativeRadius()
         if self.adaptive:
             momentum = None if self.momentum == "adaptive" else self.momentum
-            return AdaptiveStep(momentum, self.norm_constraint)
-        return TrustRegionStep(self.momentum, self.norm_constraint)
+            return AdaptiveStep(momentum, constraint)
+        return TrustRegionStep(self.momentum, constraint)
 
     def build_state(self, model):
         """Create factors, inverses, the previous direction and the scalars."""

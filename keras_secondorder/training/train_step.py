@@ -38,10 +38,20 @@ def second_order_step(model, data) -> dict:
     skipped = ops.cast(ops.logical_not(result.finite), "int32")
     optimizer.skipped_steps.assign(optimizer.skipped_steps + skipped)
     return {
-        **model.get_metrics_result(),
+        **_metrics(model),
         **result.logs,
         "skipped_steps": ops.convert_to_tensor(optimizer.skipped_steps.value),
     }
+
+
+def _metrics(model) -> dict:
+    """The metrics so far; the loss is NaN, not 0, while every batch was skipped."""
+    logs = model.get_metrics_result()
+    for metric in model.metrics:
+        if metric.name == "loss" and "loss" in logs:
+            seen = vectors.values([metric.count])[0] > 0
+            logs["loss"] = ops.where(seen, logs["loss"], float("nan"))
+    return logs
 
 
 def inner_optimizer(model):

@@ -114,7 +114,7 @@ def linear(**kwargs):
 @pytest.fixture(scope="module")
 def plain():
     """Weights before and after one step with a learning rate of 1."""
-    model = compiled(linear(), kso.KFAC(1.0))
+    model = compiled(linear(), kso.KFAC(1.0, damping=0.1, norm_constraint=None))
     before = arrays(model.weights)
     fit(model, *examples(16), batch_size=16)
     return before, arrays(model.weights)
@@ -132,7 +132,8 @@ SHARED = {
 @pytest.mark.parametrize("name", SHARED)
 def test_shared_arguments_do_what_they_do_in_sgd(name, plain):
     before, after = plain
-    model = compiled(linear(), kso.KFAC(1.0, **SHARED[name]))
+    settings = {"damping": 0.1, "norm_constraint": None, **SHARED[name]}
+    model = compiled(linear(), kso.KFAC(1.0, **settings))
     fit(model, *examples(16), batch_size=16)
 
     variables = [keras.Variable(value) for value in before]

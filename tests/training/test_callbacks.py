@@ -14,7 +14,9 @@ OWN = {"damping", "gamma", "learning_rate", "momentum", "skipped_steps"}
 
 @pytest.fixture(scope="module")
 def model():
-    model = compiled(classifier(), kso.KFAC(0.2, momentum=0.5, damping=0.3))
+    model = compiled(
+        classifier(), kso.KFAC(0.2, momentum=0.5, damping=0.3, norm_constraint=None)
+    )
     model.initial = state(model)
     return model
 
