@@ -1,12 +1,20 @@
 """Layers seen from outside: wrappers, the recorder, and the plan of blocks."""
 
-from keras_secondorder.capture.coverage import Block, plan_blocks, table
+from keras_secondorder.capture.coverage import (
+    FALLBACKS,
+    Block,
+    is_built,
+    plan_blocks,
+    table,
+)
 from keras_secondorder.capture.recorder import recording
 from keras_secondorder.capture.wrapper import LayerWrapper, register_layer_wrapper
 
 __all__ = [
+    "FALLBACKS",
     "Block",
     "LayerWrapper",
+    "is_built",
     "plan_blocks",
     "recording",
     "register_layer_wrapper",

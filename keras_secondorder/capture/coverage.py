@@ -70,6 +70,11 @@ def plan_blocks(
     Raises:
         ValueError: `on_unsupported="error"`, and a variable has no Kronecker block.
     """
+    if on_unsupported not in FALLBACKS:
+        raise ValueError(
+            f"`on_unsupported` must be one of {FALLBACKS}. "
+            f"Received on_unsupported={on_unsupported!r}."
+        )
     wrappers, reasons = _find_wrappers(model)
     calls = count_calls(model, wrappers)
     owners = collections.Counter(id(v) for w in wrappers for v in w.variables)
@@ -164,6 +169,14 @@ def _sublayers(layer) -> list:
         return layer.layers
     # `Model.layers` reads what every Keras layer keeps of the layers inside it.
     return keras.Model.layers.fget(layer)
+
+
+def is_built(layer) -> bool:
+    """Whether a layer and all layers inside it are built.
+
+    `Model.build` marks a subclassed model as built, whatever its layers are.
+    """
+    return layer.built and all(is_built(child) for child in _sublayers(layer))
 
 
 def table(blocks: list[Block]) -> str:

@@ -78,8 +78,12 @@ def _input_spec(model):
     """The model's input as symbolic tensors, or None where it is not known."""
     inputs = getattr(model, "inputs", None)
     if inputs:
-        specs = [keras.KerasTensor(t.shape, t.dtype, name=t.name) for t in inputs]
-        return specs[0] if len(specs) == 1 else specs
+        given = inputs if len(inputs) > 1 else inputs[0]
+        if not isinstance(model, keras.Sequential):
+            given = model.input  # in the structure that the model is called with
+        return keras.tree.map_structure(
+            lambda t: keras.KerasTensor(t.shape, t.dtype, name=t.name), given
+        )
     config = model.get_build_config() or {}
     shape = config.get("input_shape")
     if shape is None:

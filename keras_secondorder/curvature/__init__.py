@@ -1,6 +1,6 @@
 """Approximations of the curvature matrix that can be inverted."""
 
-from keras_secondorder.curvature.block_diagonal import BlockDiagonal
+from keras_secondorder.curvature.block_diagonal import BlockDiagonal, Inverses
 from keras_secondorder.curvature.diagonal import DiagonalBlock, IdentityBlock
 from keras_secondorder.curvature.fisher_model import fisher_model
 from keras_secondorder.curvature.kronecker import KroneckerBlock
@@ -11,6 +11,7 @@ __all__ = [
     "BlockDiagonal",
     "DiagonalBlock",
     "IdentityBlock",
+    "Inverses",
     "KroneckerBlock",
     "batch_factors",
     "fisher_model",

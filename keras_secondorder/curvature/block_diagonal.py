@@ -1,6 +1,7 @@
 """The block-diagonal approximation: every layer's block beside the others."""
 
-from typing import Callable
+from collections.abc import Callable
+from typing import NamedTuple
 
 import keras
 from keras import ops
@@ -10,6 +11,13 @@ from keras_secondorder.capture import plan_blocks
 from keras_secondorder.curvature.diagonal import DiagonalBlock, IdentityBlock
 from keras_secondorder.curvature.kronecker import KroneckerBlock, running_average
 from keras_secondorder.curvature.statistics import batch_factors
+
+
+class Inverses(NamedTuple):
+    """The inverses of all blocks, a list of tensors each, and the count of failures."""
+
+    values: list
+    failed: object
 
 
 class BlockDiagonal:
@@ -40,8 +48,9 @@ class BlockDiagonal:
         max_factor_size: int = 8192,
         compiled: bool = False,
     ):
+        self.plan = plan_blocks(model, on_unsupported, max_factor_size)
         self.blocks = []
-        for plan in plan_blocks(model, on_unsupported, max_factor_size):
+        for plan in self.plan:
             if plan.kind == "kronecker":
                 self.blocks.append(KroneckerBlock(plan, add_variable, compiled))
             elif plan.kind == "diagonal":
@@ -53,6 +62,8 @@ class BlockDiagonal:
         #: Curvature of the L2 penalty on each trainable variable, `eta`.
         self.eta = [l2_curvature(v) for v in model.trainable_variables]
         self.count = add_variable((), "zeros", "float32", name="statistics_count")
+        #: How many blocks kept an old inverse because the new one was not finite.
+        self.failed = add_variable((), "zeros", "int32", name="failed_inverses")
 
     @property
     def wrappers(self) -> list:
@@ -79,6 +90,10 @@ class BlockDiagonal:
                 lambda o, n: running_average(o, n, count, max_decay), old, batch
             )
             usable = vectors.is_finite(keras.tree.flatten(new))
+            if linear.aux.weights:
+                # A batch of nothing but zero weights says nothing.
+                total = sum(ops.sum(w) for w in linear.aux.weights)
+                usable = ops.logical_and(usable, total > 0)
             return keras.tree.map_structure(
                 lambda n, o: ops.where(usable, n, o), (new, count), (old, before)
             )
@@ -88,32 +103,34 @@ class BlockDiagonal:
             vectors.assign(block.factors, new)
         vectors.assign([self.count], [count])
 
-    def cached_inverses(self) -> list:
-        """The inverses as they are kept, a list for each block."""
-        return [vectors.values(b.inverses) for b in self.blocks]
+    def cached_inverses(self) -> Inverses:
+        """The inverses as they are kept."""
+        values = [vectors.values(b.inverses) for b in self.blocks]
+        return Inverses(values, vectors.values([self.failed])[0])
 
-    def damped_inverses(self, gamma) -> list:
+    def damped_inverses(self, gamma) -> Inverses:
         """Fresh inverses of the damped factors; the last good one where one fails.
 
         Args:
             gamma: Factored damping, a scalar; each block adds its `eta`.
         """
-        result = []
-        for block, places, old in zip(
-            self.blocks, self._places, self.cached_inverses(), strict=True
-        ):
+        cached, failed = self.cached_inverses()
+        values = []
+        for block, places, old in zip(self.blocks, self._places, cached, strict=True):
             factors = vectors.values(block.factors)
             new = block.damped_inverses(*factors, gamma, self.eta[places[0]])
             usable = vectors.is_finite(new)
-            result.append(
+            values.append(
                 [ops.where(usable, n, o) for n, o in zip(new, old, strict=True)]
             )
-        return result
+            failed = failed + ops.cast(ops.logical_not(usable), failed.dtype)
+        return Inverses(values, failed)
 
-    def keep_inverses(self, inverses: list) -> None:
+    def keep_inverses(self, inverses: Inverses) -> None:
         """Store inverses for the steps to come."""
-        for block, new in zip(self.blocks, inverses, strict=True):
+        for block, new in zip(self.blocks, inverses.values, strict=True):
             vectors.assign(block.inverses, new)
+        vectors.assign([self.failed], [inverses.failed])
 
     def low_rank_pays(self, rows: int | None) -> bool:
         """Whether some block is preconditioned from rows at this batch size."""
@@ -124,7 +141,7 @@ class BlockDiagonal:
 
         Args:
             gradient: One tensor for each trainable variable.
-            inverses: A list for each block.
+            inverses: What `damped_inverses` or `cached_inverses` returned.
             damping: `lambda`, for the diagonal blocks; they add their `eta`.
             inputs: Inputs of the watched layers, by index.
             taps: Gradients at their pre-activations, by index, where they are known.
@@ -134,7 +151,7 @@ class BlockDiagonal:
         """
         U, index = [None] * len(gradient), 0
         for block, places, inverse in zip(
-            self.blocks, self._places, inverses, strict=True
+            self.blocks, self._places, inverses.values, strict=True
         ):
             rows = None
             if block.wrapper is not None:

@@ -6,6 +6,8 @@ from keras import ops
 
 from keras_secondorder.capture import Block
 
+FLOAT32_EPS = 1.2e-7
+
 
 class DiagonalBlock:
     """A diagonal block of the Fisher matrix.
@@ -51,7 +53,10 @@ class DiagonalBlock:
             damping: `lambda` plus the curvature of the L2 penalty.
             rows: Not used.
         """
-        return [ops.cast(gradient[0], "float32") / (self.D + damping)]
+        # As for a factor, never by less than rounding; and never 0 / 0.
+        D = ops.convert_to_tensor(self.D)
+        damping = ops.maximum(damping, FLOAT32_EPS * ops.max(D) + 1e-30)
+        return [ops.cast(gradient[0], "float32") / (D + damping)]
 
 
 class IdentityBlock:

@@ -1,6 +1,6 @@
 """The quadratic model of the objective, with the exact Fisher matrix of a batch."""
 
-from typing import Callable
+from collections.abc import Callable
 
 from keras import ops
 

@@ -6,7 +6,14 @@ import keras
 from keras import ops
 
 from keras_secondorder import vectors
-from keras_secondorder.curvature import FISHERS, BlockDiagonal, fisher_model
+from keras_secondorder.capture import FALLBACKS, table
+from keras_secondorder.curvature import (
+    FISHERS,
+    BlockDiagonal,
+    Inverses,
+    fisher_model,
+)
+from keras_secondorder.optimizers.arguments import check_one_of, check_range
 from keras_secondorder.optimizers.base import SecondOrderOptimizer, StepResult
 from keras_secondorder.solvers.damping import LevenbergMarquardt, reduction_ratio
 from keras_secondorder.solvers.schedules import at_step, deserialize, serialize
@@ -26,7 +33,7 @@ class Candidate(NamedTuple):
     """A step with the factored damping that it belongs to."""
 
     gamma: object
-    inverses: list
+    inverses: Inverses
     direction: list
     step: Step
 
@@ -51,6 +58,7 @@ class KFAC(SecondOrderOptimizer):
         momentum: `mu`: a number, a schedule, or "adaptive" (with an adaptive learning
             rate only).
         damping: `lambda`: a number, a schedule, or a `LevenbergMarquardt` object.
+            "auto" is `LevenbergMarquardt(None, minimum=0.05, gamma_every=None)`.
         norm_constraint: Bound on `delta^T F delta` of a step: a number, a schedule, a
             `RelativeRadius`, or None. "auto" is `RelativeRadius()` with a given
             learning rate, and none with an adaptive one.
@@ -95,7 +103,7 @@ class KFAC(SecondOrderOptimizer):
         self,
         learning_rate=0.3,
         momentum=0.9,
-        damping=0.1,
+        damping="auto",
         norm_constraint="auto",
         step_rule=None,
         fisher: str = "sampled",
@@ -115,25 +123,22 @@ class KFAC(SecondOrderOptimizer):
                 "`learning_rate` must be a number, a schedule or 'adaptive'. "
                 f"Received learning_rate={learning_rate!r}."
             )
-        if momentum == "adaptive" and not adaptive:
+        if isinstance(momentum, str) and not (adaptive and momentum == "adaptive"):
             raise ValueError(
-                "momentum='adaptive' comes from the same quadratic model as the "
-                f"learning rate. Received learning_rate={learning_rate!r}. "
-                "Use learning_rate='adaptive' with it."
+                "`momentum` must be a number or a schedule, or 'adaptive' where the "
+                f"learning rate is. Received momentum={momentum!r} with "
+                f"learning_rate={learning_rate!r}."
             )
-        if fisher not in FISHERS:
-            raise ValueError(
-                f"`fisher` must be one of {FISHERS}. Received fisher={fisher!r}."
-            )
-        for name, share in (
-            ("statistics_fraction", statistics_fraction),
-            ("quadratic_fraction", quadratic_fraction),
-        ):
-            if not 0 < share <= 1:
-                raise ValueError(
-                    f"`{name}` is a share of the batch, above 0 and at most 1. "
-                    f"Received {name}={share}."
-                )
+        check_one_of("fisher", fisher, FISHERS)
+        check_one_of("on_unsupported", on_unsupported, FALLBACKS)
+        check_range("statistics_fraction", statistics_fraction, 0, 1)
+        check_range("quadratic_fraction", quadratic_fraction, 0, 1)
+        check_range("statistics_decay", statistics_decay, 0, 1)
+        check_range("statistics_every", statistics_every, 0)
+        check_range("inverse_every", inverse_every, 0)
+        check_range("max_factor_size", max_factor_size, 0)
+        if isinstance(damping, int | float):
+            check_range("damping", damping, 0)
         if isinstance(learning_rate, int):
             learning_rate = float(learning_rate)
         super().__init__(1.0 if adaptive else learning_rate, **kwargs)
@@ -193,12 +198,18 @@ class KFAC(SecondOrderOptimizer):
             self.max_factor_size,
             self.compiled_by_xla,
         )
+        self._announced = False
         self.previous = tuple(
             self.add_variable(v.shape, "zeros", "float32", name=f"direction_{i}")
             for i, v in enumerate(model.trainable_variables)
         )
-        self._adapted = isinstance(self.damping, LevenbergMarquardt)
-        initial = float(self.damping.initial) if self._adapted else 0.0
+        self._damping_rule = self.damping
+        if self.damping == "auto":
+            self._damping_rule = LevenbergMarquardt(
+                None, minimum=0.05, gamma_every=None
+            )
+        self._adapted = isinstance(self._damping_rule, LevenbergMarquardt)
+        initial = float(self._damping_rule.initial or 0.0) if self._adapted else 0.0
         self.damping_value = self._scalar("damping", initial)
         self.gamma = self._scalar("gamma", initial**0.5)
         self.rho = self._scalar("rho", float("nan"))
@@ -206,6 +217,13 @@ class KFAC(SecondOrderOptimizer):
     def _scalar(self, name, value):
         initializer = keras.initializers.Constant(value)
         return self.add_variable((), initializer, "float32", name=name)
+
+    def announce(self):
+        """Print the coverage table once, if some variable fell back."""
+        plan = self.curvature.plan
+        if not self._announced and any(b.kind != "kronecker" for b in plan):
+            print("Some variables have no Kronecker block:", table(plan), sep="\n")
+        self._announced = True
 
     @property
     def blocks(self):
@@ -235,7 +253,7 @@ class KFAC(SecondOrderOptimizer):
             seed=self.seed,
             counter=k,
         )
-        damping, gamma = self._damping(k)
+        damping, gamma = self._damping(k, loss)
         inverses = ops.cond(
             ops.logical_and(finite, _due(k, self.inverse_every)),
             lambda: self.curvature.damped_inverses(gamma),
@@ -262,7 +280,7 @@ class KFAC(SecondOrderOptimizer):
         chosen = propose(gamma, inverses)
         if self._tries_gammas(rule):
             trial = ops.logical_and(
-                finite, ops.equal((k + 1) % self.damping.gamma_every, 0)
+                finite, ops.equal((k + 1) % self._damping_rule.gamma_every, 0)
             )
             chosen = self._best_gamma(trial, propose, chosen)
         self.curvature.keep_inverses(chosen.inverses)
@@ -278,8 +296,12 @@ class KFAC(SecondOrderOptimizer):
             "momentum": step.mu,
         }
         if self._adapted:
-            due = ops.logical_and(finite, ops.equal((k + 1) % self.damping.every, 0))
-            self._adapt_damping(due, objective, loss, quadratic_model, step, update)
+            due = ops.logical_and(
+                finite, ops.equal((k + 1) % self._damping_rule.every, 0)
+            )
+            self._adapt_damping(
+                due, objective, loss, quadratic_model, step, update, damping
+            )
             (logs["rho"],) = vectors.values([self.rho])
         vectors.assign(self.previous, direction, where=finite)
         return StepResult(direction, finite, linear.aux.state, logs)
@@ -290,25 +312,28 @@ class KFAC(SecondOrderOptimizer):
         return whole or self.curvature.low_rank_pays(rows)
 
     def _tries_gammas(self, rule) -> bool:
-        return self._adapted and bool(self.damping.gamma_every) and rule.needs_model
+        return (
+            self._adapted and bool(self._damping_rule.gamma_every) and rule.needs_model
+        )
 
-    def _damping(self, k):
+    def _damping(self, k, loss):
         """`lambda` and `gamma` of this step."""
         if not self._adapted:
-            damping = ops.cast(at_step(self.damping, k), "float32")
+            damping = ops.cast(at_step(self._damping_rule, k), "float32")
             return damping, ops.sqrt(damping)
-        # Copies: PyTorch assigns in place, and these are read after the assignment.
-        damping, gamma = (
-            v + 0.0 for v in vectors.values([self.damping_value, self.gamma])
-        )
-        return damping, gamma if self._tries_gammas(self._rule()) else ops.sqrt(damping)
+        damping, gamma = vectors.values([self.damping_value, self.gamma])
+        # A copy: PyTorch assigns in place, and this is read after the assignment.
+        damping = self._damping_rule.start(damping + 0.0, loss)
+        if not self._tries_gammas(self._rule()):
+            return damping, ops.sqrt(damping)
+        return damping, ops.where(gamma > 0, gamma, ops.sqrt(damping))
 
     def _best_gamma(self, due, propose, plain):
         """Compare three factored dampings by the quadratic model (thesis, 6.6.6)."""
 
         def trial():
             best = plain
-            for gamma in self.damping.gamma_candidates(plain.gamma):
+            for gamma in self._damping_rule.gamma_candidates(plain.gamma):
                 other = propose(gamma, self.curvature.damped_inverses(gamma))
                 better = other.step.predicted < best.step.predicted
                 best = keras.tree.map_structure(
@@ -318,9 +343,11 @@ class KFAC(SecondOrderOptimizer):
 
         return ops.cond(due, trial, lambda: plain)
 
-    def _adapt_damping(self, due, objective, loss, quadratic_model, step, update):
+    def _adapt_damping(
+        self, due, objective, loss, quadratic_model, step, update, damping
+    ):
         """The Levenberg-Marquardt rule on the reduction ratio (thesis, 6.6.5)."""
-        before = vectors.values([self.rho, self.damping_value])
+        (rho,) = vectors.values([self.rho])
 
         def measured():
             predicted = step.predicted
@@ -328,9 +355,9 @@ class KFAC(SecondOrderOptimizer):
                 Q, b = quadratic_model()([update])
                 predicted = 0.5 * Q[0, 0] + b[0]
             rho = reduction_ratio(objective.change(update, loss), predicted)
-            return [rho, self.damping.update(before[1], rho)]
+            return [rho, self._damping_rule.update(damping, rho)]
 
-        after = ops.cond(due, measured, lambda: before)
+        after = ops.cond(due, measured, lambda: [rho, damping])
         vectors.assign([self.rho, self.damping_value], after)
 
     def get_config(self):

@@ -3,17 +3,25 @@
 import keras
 from keras import ops
 
-# Where the model predicts no change at all, rho is 0 / 0.
-TINY = 1e-30
+RHO_BOUND = 10.0
 
 
 def reduction_ratio(actual, predicted):
     """`rho = (h(theta + delta) - h(theta)) / M(delta)`, the quality of the model.
 
+    Args:
+        actual: The change of the objective, a scalar.
+        predicted: The change that the quadratic model predicts, negative.
+
+    Returns:
+        `rho`, a scalar between -10 and 10. Where the model predicts no decrease, as it
+        may under momentum, the actual change decides between the two.
+
     References:
         Martens (2016), thesis, sections 4.6.2 and 6.6.5.
     """
-    return actual / ops.minimum(predicted, -TINY)
+    rho = actual / ops.minimum(predicted, -1e-30)
+    return ops.clip(rho, -RHO_BOUND, RHO_BOUND)
 
 
 @keras.saving.register_keras_serializable(package="keras_secondorder")
@@ -23,12 +31,13 @@ class LevenbergMarquardt:
     Every `every` steps, with `omega = decay ** every`:
 
     ```
-    rho > 3/4:            lambda <- omega lambda
+    rho > 3/4:              lambda <- omega lambda
     rho < 1/4, or not finite: lambda <- lambda / omega
     ```
 
     Args:
-        initial: `lambda` at the start.
+        initial: `lambda` at the start; None for a tenth of the first batch's loss,
+            which suits losses of any scale.
         every: Steps between two adaptations, T1.
         decay: The factor for one step; the thesis has 19/20.
         minimum: Least `lambda`. Whatever it is, a factor is never damped by less than
@@ -46,7 +55,7 @@ class LevenbergMarquardt:
 
     def __init__(
         self,
-        initial: float = 150.0,
+        initial: float | None = 150.0,
         every: int = 5,
         decay: float = 19 / 20,
         minimum: float = 0.0,
@@ -58,12 +67,34 @@ class LevenbergMarquardt:
                 f"`decay` must lie between 0 and 1. Received decay={decay}. "
                 "The thesis has 19/20."
             )
+        if every < 1 or (gamma_every is not None and gamma_every < 1):
+            raise ValueError(
+                "`every` and `gamma_every` count steps and must be at least 1. "
+                f"Received every={every}, gamma_every={gamma_every}. "
+                "The thesis has 5 and 20."
+            )
         self.initial = initial
         self.every = every
         self.decay = decay
         self.minimum = minimum
         self.maximum = maximum
         self.gamma_every = gamma_every
+
+    def start(self, damping, loss):
+        """`lambda` as it is, or what it starts from while it is not set.
+
+        Args:
+            damping: The variable's value; 0 before the first step without `initial`.
+            loss: The objective on the batch.
+
+        Returns:
+            A positive scalar.
+        """
+        if self.initial is not None:
+            return damping
+        started = ops.clip(0.1 * ops.absolute(loss), self.minimum, self.maximum)
+        unset = ops.logical_and(damping <= 0, ops.isfinite(loss))
+        return ops.where(unset, started, damping)
 
     def update(self, damping, rho):
         """The next `lambda`.

@@ -5,7 +5,7 @@ import types
 
 import keras
 
-from keras_secondorder.capture import plan_blocks, table
+from keras_secondorder.capture import is_built, plan_blocks, table
 from keras_secondorder.optimizers.base import SecondOrderOptimizer
 from keras_secondorder.training.train_step import (
     inner_optimizer,
@@ -47,7 +47,8 @@ def attach(model) -> None:
         step = stateless_train_step
     # Past the model's own attribute tracking, which would save the method with it.
     model.__dict__["train_step"] = types.MethodType(step, model)
-    if model.built and not model.optimizer.built:
+    model.train_function = None  # one made before would go on with the other step
+    if is_built(model) and not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
 
 
@@ -57,7 +58,8 @@ def detach(model) -> None:
     Args:
         model: A Keras model.
     """
-    model.__dict__.pop("train_step", None)
+    if model.__dict__.pop("train_step", None) is not None:
+        model.train_function = None
 
 
 def coverage(model) -> list:

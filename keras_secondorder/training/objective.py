@@ -88,7 +88,7 @@ class Objective:
                 sample_weight=sample_weight,
                 **self._loss_kwargs,
             )
-            if loss is None:
+            if loss is None or (model.loss is None and not model.losses):
                 raise ValueError(
                     "The model has nothing to minimise. It was compiled without a "
                     "loss and adds none itself. Pass `loss=` to `compile`."

@@ -20,6 +20,7 @@ def second_order_step(model, data) -> dict:
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
     outer = model.optimizer
     optimizer = inner_optimizer(model)
+    _prepare(model, optimizer, x)
     with autodiff.no_grad():
         scale = outer.scale_loss(ops.ones(()))
         objective = Objective(
@@ -31,17 +32,40 @@ def second_order_step(model, data) -> dict:
             optimizer.loss_weights,
             scale,
         )
+        if isinstance(objective.examples, int) and objective.examples == 0:
+            return _skipped(model, optimizer)
         result = optimizer.step(objective)
         vectors.assign(objective.state_variables, result.state, where=result.finite)
         with optimizer.stepping():
             _apply(outer, optimizer, model, result)
     skipped = ops.cast(ops.logical_not(result.finite), "int32")
-    optimizer.skipped_steps.assign(optimizer.skipped_steps + skipped)
-    return {
-        **_metrics(model),
-        **result.logs,
-        "skipped_steps": ops.convert_to_tensor(optimizer.skipped_steps.value),
-    }
+    # A new tensor: a variable cannot be among the outputs of a TensorFlow function.
+    skipped = vectors.values([optimizer.skipped_steps])[0] + skipped
+    optimizer.skipped_steps.assign(skipped)
+    return {**_metrics(model), **result.logs, "skipped_steps": skipped}
+
+
+def _skipped(model, optimizer) -> dict:
+    """The logs of a batch without examples."""
+    skipped = vectors.values([optimizer.skipped_steps])[0] + 1
+    optimizer.skipped_steps.assign(skipped)
+    return {**_metrics(model), "skipped_steps": skipped}
+
+
+def _prepare(model, optimizer, x) -> None:
+    """Build what the TensorFlow trainer leaves to the first, traced, step."""
+    if not model.optimizer.built:
+
+        def build():
+            spec = keras.tree.map_structure(
+                lambda t: None if t is None else keras.KerasTensor(t.shape, t.dtype), x
+            )
+            model(spec)
+            model.optimizer.build(model.trainable_variables)
+
+        autodiff.eagerly(build)
+    optimizer.check_variables(model.trainable_variables)
+    optimizer.announce()
 
 
 def _metrics(model) -> dict:
@@ -66,7 +90,14 @@ def _apply(outer, optimizer, model, result) -> None:
     if outer is not optimizer:
         bad = ops.where(result.finite, 1.0, float("nan"))
         grads = [outer.scale_loss(d * bad) for d in result.direction]
-        outer.apply(grads, variables)
+        if keras.backend.backend() == "jax":
+            state = outer.variables
+            new = outer.stateless_apply(
+                vectors.values(state), grads, vectors.values(variables)
+            )
+            vectors.assign([*variables, *state], [*new[0], *new[1]])
+        else:
+            outer.apply(grads, variables)
     elif keras.backend.backend() == "jax":
         # Inside JAX's stateless scope a condition cannot assign: compute, then choose.
         state = [*variables, *optimizer.variables]

@@ -26,10 +26,10 @@ STEP_RTOL = 1e-5
     "arguments, message",
     [
         ({"learning_rate": "fast"}, "number, a schedule or 'adaptive'"),
-        ({"momentum": "adaptive"}, "Use learning_rate='adaptive' with it"),
+        ({"momentum": "adaptive"}, "or 'adaptive' where the learning rate is"),
         ({"learning_rate": "adaptive", "momentum": "nesterov"}, "momentum='nesterov'"),
         ({"fisher": "true"}, r"must be one of \('sampled', 'exact', 'empirical'\)"),
-        ({"statistics_fraction": 0.0}, "`statistics_fraction` is a share of the batch"),
+        ({"statistics_fraction": 0.0}, "`statistics_fraction` must be above 0"),
         ({"quadratic_fraction": 1.5}, "Received quadratic_fraction=1.5"),
         ({"statistics_every": 0}, "statistics_every"),
         ({"inverse_every": 0}, "inverse_every"),
