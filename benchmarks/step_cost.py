@@ -45,7 +45,9 @@ def variants():
             "gammas": kso.KFAC(
                 **bare,
                 **adaptive,
-                damping=kso.LevenbergMarquardt(every=NEVER, gamma_every=1),
+                damping=kso.LevenbergMarquardt(
+                    every=10_000, decay=0.9999, gamma_every=1
+                ),
             ),
         }
     return timed

@@ -339,7 +339,7 @@ class Kfac:
         ]
 
     def _gamma_candidates(self):
-        if self.steps % self.gamma_every:
+        if self.steps == 1 or (self.steps - 1) % self.gamma_every:
             return [self.gamma]
         omega = np.sqrt(19 / 20) ** self.gamma_every
         return [self.gamma, omega * self.gamma, self.gamma / omega]

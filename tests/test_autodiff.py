@@ -241,7 +241,7 @@ def test_spd_inverse(mode, size):
     matrix = (root @ root.T / size + 0.1 * np.eye(size)).astype("float32")
 
     def f(m):
-        return autodiff.spd_inverse(m, compiled=compiled_flags(mode))
+        return autodiff.spd_inverses([m], compiled=compiled_flags(mode))[0]
 
     inverse = ops.convert_to_numpy(MODES[mode](f)(ops.convert_to_tensor(matrix)))
     right = np.linalg.inv(matrix.astype(float))
@@ -256,7 +256,7 @@ def test_spd_inverse_of_an_indefinite_matrix_is_nan(mode):
     matrix = np.diag(np.array([1.0, -1.0, 2.0], "float32"))
 
     def f(m):
-        return autodiff.spd_inverse(m, compiled=compiled_flags(mode))
+        return autodiff.spd_inverses([m], compiled=compiled_flags(mode))[0]
 
     inverse = ops.convert_to_numpy(MODES[mode](f)(ops.convert_to_tensor(matrix)))
     assert np.isnan(inverse).all()
@@ -268,7 +268,7 @@ def test_spd_inverse_of_a_matrix_with_nan_is_nan(mode):
     matrix[1, 2] = matrix[2, 1] = np.nan
 
     def f(m):
-        return autodiff.spd_inverse(m, compiled=compiled_flags(mode))
+        return autodiff.spd_inverses([m], compiled=compiled_flags(mode))[0]
 
     inverse = ops.convert_to_numpy(MODES[mode](f)(ops.convert_to_tensor(matrix)))
     assert np.isnan(inverse).any()

@@ -14,7 +14,7 @@ linearize = _backend.linearize
 hessian_product = _backend.hessian_product
 eagerly = _backend.eagerly
 no_grad = _backend.no_grad
-spd_inverse = _backend.spd_inverse
+spd_inverses = _backend.spd_inverses
 
 __all__ = [
     "Linearization",
@@ -23,6 +23,6 @@ __all__ = [
     "jvp",
     "linearize",
     "no_grad",
-    "spd_inverse",
+    "spd_inverses",
     "vjp",
 ]

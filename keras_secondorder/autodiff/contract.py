@@ -22,9 +22,9 @@ The functions of a backend module:
     eagerly(function)           -> function(), computed at once, also while a step is
                                    being traced; it may take derivatives
     no_grad()                   -> a context in which no graph is recorded
-    spd_inverse(matrix, compiled=False)
-                                -> the inverse of a symmetric positive definite matrix,
-                                   NaN throughout where the factorisation fails;
+    spd_inverses(matrices, compiled=False)
+                                -> the inverses of symmetric positive definite matrices,
+                                   NaN throughout where a factorisation fails;
                                    `compiled` says that the step runs inside XLA
 
 Parameters that an output does not depend on have zero gradients, never `None`.

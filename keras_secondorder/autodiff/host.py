@@ -26,3 +26,8 @@ def lapack_inverse(matrix):
         return np.full(matrix.shape, np.nan, matrix.dtype)
     upper = inverse.T  # the same memory, row-major: its upper triangle is filled
     return np.triu(upper) + np.triu(upper, 1).T
+
+
+def lapack_inverses(matrices) -> list:
+    """`lapack_inverse` of each of several matrices."""
+    return [lapack_inverse(m) for m in matrices]

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from keras_secondorder.autodiff.contract import Linearization
-from keras_secondorder.autodiff.host import lapack_inverse
+from keras_secondorder.autodiff.host import lapack_inverses
 
 
 def vjp(f, primals, taps=True):
@@ -82,15 +82,20 @@ def no_grad():
     return contextlib.nullcontext()
 
 
-def spd_inverse(matrix, compiled=False):
-    """Invert a symmetric positive definite matrix; NaN where it is not definite.
+def spd_inverses(matrices, compiled=False):
+    """Invert symmetric positive definite matrices; NaN where one is not definite.
 
-    On one CPU device the matrix goes to LAPACK's potrf and potri on the host.
-    Elsewhere it stays where it is.
+    On one CPU device they go to LAPACK's potrf and potri on the host, all in one call:
+    calls side by side would share the cores with one another. Elsewhere they stay
+    where they are.
     """
-    if jax.default_backend() == "cpu" and jax.device_count() == 1:
-        spec = jax.ShapeDtypeStruct(matrix.shape, matrix.dtype)
-        return jax.pure_callback(lapack_inverse, spec, matrix)
+    if matrices and jax.default_backend() == "cpu" and jax.device_count() == 1:
+        specs = [jax.ShapeDtypeStruct(m.shape, m.dtype) for m in matrices]
+        return jax.pure_callback(lapack_inverses, specs, matrices)
+    return [_cholesky_inverse(m) for m in matrices]
+
+
+def _cholesky_inverse(matrix):
     factor = jnp.linalg.cholesky(matrix)
     half = jax.scipy.linalg.solve_triangular(
         factor, jnp.eye(matrix.shape[-1], dtype=matrix.dtype), lower=True

@@ -6,7 +6,7 @@ import contextlib
 import tensorflow as tf
 
 from keras_secondorder.autodiff.contract import Linearization
-from keras_secondorder.autodiff.host import lapack_inverse
+from keras_secondorder.autodiff.host import lapack_inverses
 
 
 def vjp(f, primals, taps=True):
@@ -101,16 +101,22 @@ def no_grad():
     return contextlib.nullcontext()
 
 
-def spd_inverse(matrix, compiled=False):
-    """Invert a symmetric positive definite matrix; NaN where it is not definite.
+def spd_inverses(matrices, compiled=False):
+    """Invert symmetric positive definite matrices; NaN where one is not definite.
 
-    Outside XLA the matrix goes to LAPACK's potrf and potri on the host: TensorFlow's
-    own Cholesky raises where a matrix is not definite, which would end the training.
+    Outside XLA they go to LAPACK's potrf and potri on the host: TensorFlow's own
+    Cholesky raises where a matrix is not definite, which would end the training.
     """
-    if not compiled:
-        inverse = tf.numpy_function(lapack_inverse, [matrix], matrix.dtype)
+    if compiled or not matrices:
+        return [_cholesky_inverse(m) for m in matrices]
+    types = [m.dtype for m in matrices]
+    inverses = tf.numpy_function(lambda *m: lapack_inverses(m), matrices, types)
+    for inverse, matrix in zip(inverses, matrices, strict=True):
         inverse.set_shape(matrix.shape)
-        return inverse
+    return inverses
+
+
+def _cholesky_inverse(matrix):
     factor = tf.linalg.cholesky(matrix)
     identity = tf.eye(tf.shape(matrix)[-1], dtype=matrix.dtype)
     half = tf.linalg.triangular_solve(factor, identity, lower=True)

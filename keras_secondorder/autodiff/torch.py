@@ -100,8 +100,12 @@ def no_grad():
     return torch.no_grad()
 
 
-def spd_inverse(matrix, compiled=False):
-    """Invert a symmetric positive definite matrix; NaN where it is not definite."""
-    factor, failed = torch.linalg.cholesky_ex(matrix)
-    inverse = torch.cholesky_inverse(factor)
-    return torch.where(failed == 0, inverse, torch.full_like(inverse, float("nan")))
+def spd_inverses(matrices, compiled=False):
+    """Invert symmetric positive definite matrices; NaN where one is not definite."""
+    inverses = []
+    for matrix in matrices:
+        factor, failed = torch.linalg.cholesky_ex(matrix)
+        inverse = torch.cholesky_inverse(factor)
+        nan = torch.full_like(inverse, float("nan"))
+        inverses.append(torch.where(failed == 0, inverse, nan))
+    return inverses

@@ -9,7 +9,11 @@ from keras import ops
 from keras_secondorder import vectors
 from keras_secondorder.capture import plan_blocks
 from keras_secondorder.curvature.diagonal import DiagonalBlock, IdentityBlock
-from keras_secondorder.curvature.kronecker import KroneckerBlock, running_average
+from keras_secondorder.curvature.kronecker import (
+    KroneckerBlock,
+    damped_inverses,
+    running_average,
+)
 from keras_secondorder.curvature.statistics import batch_factors
 
 
@@ -49,10 +53,11 @@ class BlockDiagonal:
         compiled: bool = False,
     ):
         self.plan = plan_blocks(model, on_unsupported, max_factor_size)
+        self._compiled = compiled
         self.blocks = []
         for plan in self.plan:
             if plan.kind == "kronecker":
-                self.blocks.append(KroneckerBlock(plan, add_variable, compiled))
+                self.blocks.append(KroneckerBlock(plan, add_variable))
             elif plan.kind == "diagonal":
                 self.blocks.append(DiagonalBlock(plan, add_variable))
             else:
@@ -115,10 +120,16 @@ class BlockDiagonal:
             gamma: Factored damping, a scalar; each block adds its `eta`.
         """
         cached, failed = self.cached_inverses()
+        factors, dampings = [], []
+        for block, places in zip(self.blocks, self._places, strict=True):
+            if block.wrapper is not None:
+                A, G = vectors.values(block.factors)
+                factors += [A, G]
+                dampings += block.dampings(A, G, gamma, self.eta[places[0]])
+        fresh = iter(damped_inverses(factors, dampings, self._compiled))
         values = []
-        for block, places, old in zip(self.blocks, self._places, cached, strict=True):
-            factors = vectors.values(block.factors)
-            new = block.damped_inverses(*factors, gamma, self.eta[places[0]])
+        for old in cached:
+            new = [next(fresh) for _ in old]
             usable = vectors.is_finite(new)
             values.append(
                 [ops.where(usable, n, o) for n, o in zip(new, old, strict=True)]

@@ -40,10 +40,6 @@ class DiagonalBlock:
 
     inverses: list = []
 
-    def damped_inverses(self, D, gamma, eta) -> list:
-        """Nothing: a diagonal is inverted where it is applied."""
-        return []
-
     def precondition(self, gradient: list, inverses: list, damping, rows=None) -> list:
         """`V / (D + damping)`.
 
@@ -72,10 +68,6 @@ class IdentityBlock:
 
     def __init__(self, plan: Block):
         self.variables = plan.variables
-
-    def damped_inverses(self, gamma, eta) -> list:
-        """Nothing."""
-        return []
 
     def precondition(self, gradient: list, inverses: list, damping, rows=None) -> list:
         """The gradient itself."""

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from keras import ops
 
-from keras_secondorder.autodiff import spd_inverse
+from keras_secondorder.autodiff import spd_inverses
 from keras_secondorder.capture import Block
 
 # pi outside this range says that a factor vanishes, not that it is small.
@@ -46,25 +46,30 @@ def trace_norm_pi(A, G):
     return ops.clip(ratio, *PI_RANGE)
 
 
-def damped_inverse(factor, damping, compiled: bool = False):
+def damped_inverses(factors: list, dampings: list, compiled: bool = False) -> list:
     """`(factor + damping I)^-1`, at a scale where float32 has digits to spare.
 
-    The matrix is divided by its mean eigenvalue first. Damping below what rounding
-    does to the largest eigenvalue would be lost, so it is raised to that.
+    A matrix is divided by its mean eigenvalue first. Damping below what rounding does
+    to the largest eigenvalue would be lost, so it is raised to that.
 
     Args:
-        factor: Symmetric positive semi-definite, shape `(d, d)`.
-        damping: Positive scalar.
+        factors: Symmetric positive semi-definite matrices, shape `(d, d)` each.
+        dampings: A positive scalar for each.
         compiled: Whether the step runs inside XLA.
 
     Returns:
-        The inverse; NaN throughout where the factorisation failed.
+        The inverses; NaN throughout where a factorisation failed.
     """
-    d = factor.shape[0]
-    damping = ops.maximum(damping, FLOAT32_EPS * ops.trace(factor))
-    scale = ops.trace(factor) / d + damping
-    identity = ops.eye(d, dtype=factor.dtype)
-    return spd_inverse((factor + damping * identity) / scale, compiled) / scale
+    scaled, scales = [], []
+    for factor, damping in zip(factors, dampings, strict=True):
+        d, trace = factor.shape[0], ops.trace(factor)
+        damping = ops.maximum(damping, FLOAT32_EPS * trace)
+        scale = trace / d + damping
+        identity = ops.eye(d, dtype=factor.dtype)
+        scaled.append((factor + damping * identity) / scale)
+        scales.append(scale)
+    inverses = spd_inverses(scaled, compiled)
+    return [i / scale for i, scale in zip(inverses, scales, strict=True)]
 
 
 class KroneckerBlock:
@@ -78,16 +83,14 @@ class KroneckerBlock:
     Args:
         plan: The block's entry in the plan; it has a wrapper.
         add_variable: The optimizer's `add_variable`.
-        compiled: Whether the step runs inside XLA.
 
     References:
         Martens (2016), thesis, sections 6.3 to 6.6; Martens & Grosse (2015).
     """
 
-    def __init__(self, plan: Block, add_variable: Callable, compiled: bool = False):
+    def __init__(self, plan: Block, add_variable: Callable):
         self.variables = plan.variables
         self.wrapper = plan.wrapper
-        self.compiled = compiled
         name, sides = plan.layer_name, (plan.wrapper.d_in, plan.wrapper.d_out)
 
         def square(side, what):
@@ -134,8 +137,8 @@ class KroneckerBlock:
         g = ops.reshape(g, (-1, g.shape[-1]))
         return ops.matmul(ops.transpose(g), g)
 
-    def damped_inverses(self, A, G, gamma, eta: float) -> list:
-        """Inverses of both factors with factored Tikhonov damping.
+    def dampings(self, A, G, gamma, eta: float) -> list:
+        """What factored Tikhonov damping adds to each factor, `[pi gamma, gamma / pi]`.
 
         Args:
             A: Input factor.
@@ -145,10 +148,7 @@ class KroneckerBlock:
         """
         gamma = ops.sqrt(gamma**2 + eta)
         pi = trace_norm_pi(A, G)
-        return [
-            damped_inverse(A, pi * gamma, self.compiled),
-            damped_inverse(G, gamma / pi, self.compiled),
-        ]
+        return [pi * gamma, gamma / pi]
 
     def precondition(self, gradient: list, inverses: list, damping, rows=None) -> list:
         """`A^-1 V G^-1` for the gradient of this block.

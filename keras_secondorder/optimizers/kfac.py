@@ -1,5 +1,6 @@
 """K-FAC: natural gradient with Kronecker-factored curvature."""
 
+import inspect
 from typing import NamedTuple
 
 import keras
@@ -110,7 +111,7 @@ class KFAC(SecondOrderOptimizer):
         statistics_fraction: float = 0.25,
         quadratic_fraction: float = 0.25,
         statistics_every: int = 2,
-        inverse_every: int = 10,
+        inverse_every: int = 20,
         statistics_decay: float = 0.95,
         on_unsupported: str = "diagonal",
         max_factor_size: int = 8192,
@@ -174,7 +175,6 @@ class KFAC(SecondOrderOptimizer):
                 else damping
             ),
             "statistics_every": 1,
-            "inverse_every": 20,
         }
         return cls(**{**settings, **kwargs})
 
@@ -254,8 +254,10 @@ class KFAC(SecondOrderOptimizer):
             counter=k,
         )
         damping, gamma = self._damping(k, loss)
+        trial = ops.logical_and(finite, self._trial_due(k))
+        refresh = ops.logical_and(finite, _due(k, self.inverse_every))
         inverses = ops.cond(
-            ops.logical_and(finite, _due(k, self.inverse_every)),
+            ops.logical_or(refresh, trial),
             lambda: self.curvature.damped_inverses(gamma),
             self.curvature.cached_inverses,
         )
@@ -279,9 +281,6 @@ class KFAC(SecondOrderOptimizer):
 
         chosen = propose(gamma, inverses)
         if self._tries_gammas(rule):
-            trial = ops.logical_and(
-                finite, ops.equal((k + 1) % self._damping_rule.gamma_every, 0)
-            )
             chosen = self._best_gamma(trial, propose, chosen)
         self.curvature.keep_inverses(chosen.inverses)
         vectors.assign([self.gamma], [chosen.gamma])
@@ -316,6 +315,13 @@ class KFAC(SecondOrderOptimizer):
             self._adapted and bool(self._damping_rule.gamma_every) and rule.needs_model
         )
 
+    def _trial_due(self, k):
+        """Trials fall on steps with fresh inverses, where `T3` divides `T2`."""
+        if not self._tries_gammas(self._rule()):
+            return False
+        due = ops.equal(k % self._damping_rule.gamma_every, 0)
+        return ops.logical_and(k > 0, due)
+
     def _damping(self, k, loss):
         """`lambda` and `gamma` of this step."""
         if not self._adapted:
@@ -329,7 +335,7 @@ class KFAC(SecondOrderOptimizer):
         return damping, ops.where(gamma > 0, gamma, ops.sqrt(damping))
 
     def _best_gamma(self, due, propose, plain):
-        """Compare three factored dampings by the quadratic model (thesis, 6.6.6)."""
+        """Compare factored dampings by the quadratic model (thesis, 6.6.6)."""
 
         def trial():
             best = plain
@@ -375,21 +381,8 @@ class KFAC(SecondOrderOptimizer):
         return cls(**{name: deserialize(value) for name, value in config.items()})
 
 
-_ARGUMENTS = (
-    "momentum",
-    "damping",
-    "norm_constraint",
-    "step_rule",
-    "fisher",
-    "statistics_fraction",
-    "quadratic_fraction",
-    "statistics_every",
-    "inverse_every",
-    "statistics_decay",
-    "on_unsupported",
-    "max_factor_size",
-    "seed",
-)
+# The constructor's own arguments after the learning rate, which are all attributes.
+_ARGUMENTS = list(inspect.signature(KFAC.__init__).parameters)[2:-1]
 
 
 def _due(k, every: int):

@@ -109,9 +109,9 @@ class LevenbergMarquardt:
         return ops.clip(damping * factor, self.minimum, self.maximum)
 
     def gamma_candidates(self, gamma) -> list:
-        """The factored dampings that one trial compares, the present one first."""
+        """The factored dampings that one trial compares with the present one."""
         omega = self.decay ** (self.gamma_every / 2)
-        return [gamma, omega * gamma, gamma / omega]
+        return [omega * gamma, gamma / omega]
 
     def get_config(self) -> dict:
         """The constructor's arguments."""

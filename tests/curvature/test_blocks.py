@@ -11,7 +11,7 @@ import keras_secondorder as kso
 from keras_secondorder import autodiff
 from keras_secondorder.curvature import batch_factors
 from keras_secondorder.curvature.kronecker import (
-    damped_inverse,
+    damped_inverses,
     running_average,
     trace_norm_pi,
 )
@@ -80,14 +80,14 @@ def test_pi_scales_with_the_factors():
 def test_damped_inverse_at_any_scale(scale):
     matrix, damping = spd(7, scale), 0.3 * scale
     right = np.linalg.inv(matrix + damping * np.eye(7))
-    close(numpy(damped_inverse(tensor(matrix), tensor(damping))), right)
+    close(numpy(damped_inverses([tensor(matrix)], [tensor(damping)])[0]), right)
 
 
 def test_damped_inverse_of_a_singular_factor_r1():
     """R1: columns that are always zero; their directions have the damping alone."""
     matrix = spd(7)
     matrix[2], matrix[:, 2] = 0.0, 0.0
-    inverse = numpy(damped_inverse(tensor(matrix), tensor(0.1)))
+    inverse = numpy(damped_inverses([tensor(matrix)], [tensor(0.1)])[0])
     close(inverse, np.linalg.inv(matrix + 0.1 * np.eye(7)))
     np.testing.assert_allclose(inverse[2, 2], 10.0, rtol=1e-4)
 
@@ -95,7 +95,7 @@ def test_damped_inverse_of_a_singular_factor_r1():
 def test_damping_below_rounding_is_raised_r3():
     """R3: a factor of rank one, undamped, has an inverse in float32 all the same."""
     v = RNG.normal(size=(7, 1))
-    inverse = numpy(damped_inverse(tensor(v @ v.T), tensor(0.0)))
+    inverse = numpy(damped_inverses([tensor(v @ v.T)], [tensor(0.0)])[0])
     assert np.isfinite(inverse).all()
     # Never below the identity over the damping that rounding asks for, a thousandfold.
     assert np.linalg.eigvalsh(inverse)[-1] < 1e10
@@ -118,7 +118,8 @@ GAMMA, ETA = 0.2, 0.01
 
 
 def inverses_of(block):
-    return block.damped_inverses(tensor(block.A), tensor(block.G), tensor(GAMMA), ETA)
+    factors = [tensor(block.A), tensor(block.G)]
+    return damped_inverses(factors, block.dampings(*factors, tensor(GAMMA), ETA))
 
 
 def gradient_of(block):

@@ -82,7 +82,7 @@ def test_the_cases_reach_every_branch():
     assert all(r.alpha < 0.3 for r in reports["trust region"])  # the bound is active
     assert all(abs(r.mu) > 1e-3 for r in reports["adaptive"][1:])
     levenberg = reports["levenberg"]
-    assert levenberg[1].gamma != levenberg[0].gamma  # the trial at T2 = 2 was won
+    assert levenberg[2].gamma != levenberg[1].gamma  # the trial at T2 = 2 was won
     assert levenberg[1].damping != levenberg[0].damping
 
 

@@ -201,7 +201,7 @@ def test_batch_of_one_row_and_of_none(model):
 
 def test_failed_factorisation_keeps_the_last_good_inverse():
     x, y = examples(24)
-    optimizer = kso.KFAC(statistics_every=1000, inverse_every=1)
+    optimizer = kso.KFAC(damping=0.1, statistics_every=1000, inverse_every=1)
     model = compiled(classifier(), optimizer)
     fit(model, x, y)  # the first three steps, with statistics
     block, other = optimizer.blocks
@@ -214,6 +214,7 @@ def test_failed_factorisation_keeps_the_last_good_inverse():
     history = fit(model, x, y)
     assert_equal(arrays(block.inverses), good)
     assert_equal(arrays(other.inverses), kept)
+    assert int(optimizer.curvature.failed) == 3  # one block, in each of three steps
     assert np.isfinite(history["loss"][0])
     assert finite(model)
     assert all(moved(arrays(model.weights), weights))
