@@ -111,9 +111,11 @@ def spd_inverses(matrices, compiled=False):
         return [_cholesky_inverse(m) for m in matrices]
     types = [m.dtype for m in matrices]
     inverses = tf.numpy_function(lambda *m: lapack_inverses(m), matrices, types)
-    for inverse, matrix in zip(inverses, matrices, strict=True):
-        inverse.set_shape(matrix.shape)
-    return inverses
+    inverses = tf.nest.flatten(inverses)  # a single one comes without its list
+    return [
+        tf.ensure_shape(inverse, matrix.shape)
+        for inverse, matrix in zip(inverses, matrices, strict=True)
+    ]
 
 
 def _cholesky_inverse(matrix):
