@@ -56,19 +56,25 @@ def _zero_probes(f, primals):
 
 def jvp(f, primals, tangents):
     """Outputs of `f(primals)` and their derivative along `tangents`."""
+    tangents = _like(tangents, primals)
     return jax.jvp(lambda *p: list(f(list(p))), tuple(primals), tuple(tangents))
 
 
 def linearize(f, primals):
     """Outputs of `f(primals)`, and a function that pushes tangents forward."""
     outputs, push = jax.linearize(lambda *p: list(f(list(p))), *primals)
-    return outputs, lambda tangents: push(*tangents)
+    return outputs, lambda tangents: push(*_like(tangents, primals))
+
+
+def _like(tangents, primals):
+    """Tangents in the dtypes of the primals, which may be half precision."""
+    return [jnp.asarray(t, p.dtype) for t, p in zip(tangents, primals, strict=True)]
 
 
 def hessian_product(f, primals, tangents):
     """`H v` of the scalar `f(primals)`, forward over reverse."""
     gradient = jax.grad(lambda p: f(list(p)))
-    return jax.jvp(gradient, (list(primals),), (list(tangents),))[1]
+    return jax.jvp(gradient, (list(primals),), (_like(tangents, primals),))[1]
 
 
 def eagerly(function):

@@ -33,12 +33,14 @@ def vjp(f, primals, taps=True):
             if c is not None
         ]
         targets, seeds = [o for o, _ in given], [c for _, c in given]
-        return tape.gradient(
+        gradients = tape.gradient(
             targets,
             sources,
             output_gradients=seeds,
             unconnected_gradients=tf.UnconnectedGradients.ZERO,
         )
+        # An embedding's gradient comes as slices; composite tensors are leaves here.
+        return tf.nest.map_structure(tf.convert_to_tensor, gradients)
 
     def pullback_all(cotangents):
         return pull(cotangents, (primals, tapped))
@@ -83,6 +85,7 @@ def hessian_product(f, primals, tangents):
             tape.watch(primals)
             value = f(primals)
         gradient = tape.gradient(value, primals, unconnected_gradients=zero)
+        gradient = [tf.convert_to_tensor(g) for g in gradient]
     return [accumulator.jvp(g, unconnected_gradients=zero) for g in gradient]
 
 

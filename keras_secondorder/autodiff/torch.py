@@ -1,6 +1,7 @@
 """The autodiff contract on PyTorch."""
 
 import torch
+import torch.nn.attention
 
 from keras_secondorder.autodiff.contract import Linearization
 
@@ -72,7 +73,16 @@ def _detach(tree):
 
 def jvp(f, primals, tangents):
     """Outputs of `f(primals)` and their derivative along `tangents`."""
-    return torch.func.jvp(lambda *p: list(f(list(p))), tuple(primals), tuple(tangents))
+    tangents = [t.to(p.dtype) for t, p in zip(tangents, primals, strict=True)]
+    with _differentiable_attention():
+        return torch.func.jvp(
+            lambda *p: list(f(list(p))), tuple(primals), tuple(tangents)
+        )
+
+
+def _differentiable_attention():
+    """The kernel of attention that has a forward mode; the fused ones have none."""
+    return torch.nn.attention.sdpa_kernel([torch.nn.attention.SDPBackend.MATH])
 
 
 def linearize(f, primals):
@@ -84,10 +94,11 @@ def linearize(f, primals):
 
 def hessian_product(f, primals, tangents):
     """`H v` of the scalar `f(primals)`, forward over reverse."""
-    with torch.enable_grad():
+    tangents = [t.to(p.dtype) for t, p in zip(tangents, primals, strict=True)]
+    with torch.enable_grad(), _differentiable_attention():
         gradient = torch.func.grad(lambda p: f(list(p)))
         point = [p.detach() for p in primals]
-        return torch.func.jvp(gradient, (point,), (list(tangents),))[1]
+        return torch.func.jvp(gradient, (point,), (tangents,))[1]
 
 
 def eagerly(function):

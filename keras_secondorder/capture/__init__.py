@@ -3,6 +3,7 @@
 from keras_secondorder.capture.coverage import (
     FALLBACKS,
     Block,
+    Coverage,
     is_built,
     plan_blocks,
     table,
@@ -13,6 +14,7 @@ from keras_secondorder.capture.wrapper import LayerWrapper, register_layer_wrapp
 __all__ = [
     "FALLBACKS",
     "Block",
+    "Coverage",
     "LayerWrapper",
     "is_built",
     "plan_blocks",

@@ -179,6 +179,13 @@ def is_built(layer) -> bool:
     return layer.built and all(is_built(child) for child in _sublayers(layer))
 
 
+class Coverage(list):
+    """The blocks of a model, a list of `Block` that shows itself as a table."""
+
+    def __repr__(self):
+        return table(self)
+
+
 def table(blocks: list[Block]) -> str:
     """One line for each variable: layer, variable, block, factors, bytes, reason."""
     lines = [("layer", "variable", "shape", "block", "factors", "bytes", "why")]

@@ -55,7 +55,7 @@ def batch_factors(objective, linear, blocks, fisher, fraction, seed, counter) ->
         network, lead = objective.linearize_outputs(x), 0
         inputs = network.aux
     outputs = network.outputs[lead:]
-    curves = objective.curves(outputs, weights, rows)
+    curves = objective.curves(outputs, weights, rows, fisher != "empirical")
     random = CounterSeed(seed, counter)
     index = {id(w): i for i, w in enumerate(objective.wrappers)}
     kronecker = [b for b in blocks if b.wrapper is not None]
@@ -116,7 +116,7 @@ def _exact(network, lead, curves, outputs, gradient_factors, like):
 def _within(curve, outputs) -> tuple:
     """The axes of one example's outputs."""
     z = by_position(outputs[curve.output], curve.weights)
-    return tuple(z.shape[1:]) if curve.weights.shape else ()
+    return tuple(z.shape[1:]) if len(curve.weights.shape) else ()
 
 
 def _add_column(head, network, lead, curves, outputs, gradient_factors, k, total):

@@ -81,6 +81,9 @@ def as_loss(identifier, y, y_pred) -> keras.losses.Loss:
 
     Returns:
         A loss object with the reduction that Keras will use.
+
+    Raises:
+        ValueError: The loss reduces by itself, in `__call__`.
     """
     if isinstance(identifier, str) and identifier in ("crossentropy", "ce"):
         if y_pred.shape[-1] == 1:
@@ -89,7 +92,14 @@ def as_loss(identifier, y, y_pred) -> keras.losses.Loss:
             identifier = "sparse_categorical_crossentropy"
         else:
             identifier = "categorical_crossentropy"
-    return _loss_object(identifier)
+    loss = _loss_object(identifier)
+    if type(loss).__call__ is not keras.losses.Loss.__call__:
+        raise ValueError(
+            f"{type(loss).__name__} defines `__call__`, so its values at single "
+            "positions cannot be seen. Received a loss that reduces by itself. "
+            "Override `call(y_true, y_pred)` instead, as Keras's losses do."
+        )
+    return loss
 
 
 @functools.lru_cache(maxsize=64)
@@ -104,13 +114,14 @@ def _loss_object(identifier) -> keras.losses.Loss:
 _check_convex_once = functools.lru_cache(maxsize=64)(check_convex)
 
 
-def likelihood_of(loss: keras.losses.Loss, y, z) -> Likelihood:
+def likelihood_of(loss: keras.losses.Loss, y, z, convex: bool = True) -> Likelihood:
     """The output distribution that a loss stands for.
 
     Args:
         loss: A Keras loss.
         y: The targets of the batch.
         z: The output of the network, shape `(..., D)`.
+        convex: Whether to refuse a loss that is not convex in the outputs.
 
     Returns:
         A `Likelihood`.
@@ -123,7 +134,8 @@ def likelihood_of(loss: keras.losses.Loss, y, z) -> Likelihood:
     known = _BY_FUNCTION.get(getattr(loss, "fn", None)) if inherited else None
     if known is not None and getattr(loss, "axis", -1) in (-1, len(z.shape) - 1):
         return known(loss)
-    _check_convex_once(loss, len(y.shape), z.shape[-1])
+    if convex:
+        _check_convex_once(loss, len(y.shape), z.shape[-1])
     return OutputHessian(loss, y, ops.shape(z))
 
 

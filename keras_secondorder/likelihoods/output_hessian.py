@@ -110,14 +110,14 @@ def check_convex(loss, target_rank: int, width: int) -> None:
     block = np.stack(autodiff.eagerly(hessian_columns), -1)
     block = block.reshape(positions, width, probes)
     block = block[np.isfinite(block).all((1, 2))]  # outside of the loss's domain
-    name = getattr(loss, "name", loss)
+    name = getattr(getattr(loss, "fn", None), "__name__", loss.name)
     if width > MAX_DENSE_OUTPUTS:
         off_diagonal = block * (1 - np.eye(width, probes))
         if np.abs(off_diagonal).max() > CONVEXITY_TOLERANCE * np.abs(block).max():
             raise ValueError(
                 f"The loss '{name}' couples {width} outputs with one another, and "
                 f"its Hessian is formed for at most {MAX_DENSE_OUTPUTS}. "
-                "Use fisher='empirical' with a fixed learning rate."
+                "Use KFAC(fisher='empirical', damping=0.1)."
             )
         values = block[:, np.arange(probes), np.arange(probes)]
     else:
@@ -126,6 +126,6 @@ def check_convex(loss, target_rank: int, width: int) -> None:
         raise ValueError(
             f"The loss '{name}' is not convex in the outputs of the model, so it has "
             "no Gauss-Newton matrix. Received a loss whose output Hessian has the "
-            f"eigenvalue {values.min():.3g}. Use fisher='empirical' with a fixed "
-            "learning rate, or a convex loss."
+            f"eigenvalue {values.min():.3g}. Use "
+            "KFAC(fisher='empirical', damping=0.1), or a convex loss."
         )

@@ -88,7 +88,7 @@ def example_weights(weights: list, examples):
     )
     total = 0.0
     for w in weights:
-        if not w.shape:
+        if len(w.shape) == 0:
             w = ops.broadcast_to(w, (examples,))
         if not per_position:
             w = ops.sum(ops.reshape(w, (examples, -1)), axis=1, keepdims=True)

@@ -59,15 +59,16 @@ class SecondOrderOptimizer(keras.optimizers.Optimizer):
             raise ValueError(_HOW_TO_USE.format(name=type(self).__name__))
         super().build(variables)
         self.skipped_steps = self.add_variable((), "zeros", "int32", name="skipped")
-        self._laid_out = [v.path for v in variables]
+        self._laid_out = [id(v) for v in variables]
         self.build_state(model)
 
     def check_variables(self, variables) -> None:
         """Refuse variables other than those that the state was laid out for."""
-        if [v.path for v in variables] != self._laid_out:
+        if [id(v) for v in variables] != self._laid_out:
             raise ValueError(
                 f"{type(self).__name__} was built for other trainable variables than "
-                "the model has now: a layer was frozen, unfrozen or added since. "
+                "the model has now: a layer was frozen, unfrozen or added since, or it "
+                "belongs to another model. "
                 f"Compile the model again with a new `{type(self).__name__}()`."
             )
 

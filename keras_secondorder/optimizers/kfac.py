@@ -57,7 +57,7 @@ class KFAC(SecondOrderOptimizer):
         learning_rate: A number, a Keras schedule, or "adaptive" for the thesis's step
             lengths from the quadratic model.
         momentum: `mu`: a number, a schedule, or "adaptive" (with an adaptive learning
-            rate only).
+            rate only). "auto" is "adaptive" there, and 0.9 otherwise.
         damping: `lambda`: a number, a schedule, or a `LevenbergMarquardt` object.
             "auto" is `LevenbergMarquardt(None, minimum=0.05, gamma_every=None)`.
         norm_constraint: Bound on `delta^T F delta` of a step: a number, a schedule, a
@@ -103,7 +103,7 @@ class KFAC(SecondOrderOptimizer):
     def __init__(
         self,
         learning_rate=0.3,
-        momentum=0.9,
+        momentum="auto",
         damping="auto",
         norm_constraint="auto",
         step_rule=None,
@@ -124,7 +124,8 @@ class KFAC(SecondOrderOptimizer):
                 "`learning_rate` must be a number, a schedule or 'adaptive'. "
                 f"Received learning_rate={learning_rate!r}."
             )
-        if isinstance(momentum, str) and not (adaptive and momentum == "adaptive"):
+        choices = ("auto", "adaptive") if adaptive else ("auto",)
+        if isinstance(momentum, str) and momentum not in choices:
             raise ValueError(
                 "`momentum` must be a number or a schedule, or 'adaptive' where the "
                 f"learning rate is. Received momentum={momentum!r} with "
@@ -132,14 +133,26 @@ class KFAC(SecondOrderOptimizer):
             )
         check_one_of("fisher", fisher, FISHERS)
         check_one_of("on_unsupported", on_unsupported, FALLBACKS)
-        check_range("statistics_fraction", statistics_fraction, 0, 1)
-        check_range("quadratic_fraction", quadratic_fraction, 0, 1)
-        check_range("statistics_decay", statistics_decay, 0, 1)
-        check_range("statistics_every", statistics_every, 0)
-        check_range("inverse_every", inverse_every, 0)
-        check_range("max_factor_size", max_factor_size, 0)
-        if isinstance(damping, int | float):
-            check_range("damping", damping, 0)
+        for name, value, most in (
+            ("statistics_fraction", statistics_fraction, 1),
+            ("quadratic_fraction", quadratic_fraction, 1),
+            ("statistics_decay", statistics_decay, 1),
+            ("statistics_every", statistics_every, None),
+            ("inverse_every", inverse_every, None),
+            ("max_factor_size", max_factor_size, None),
+            ("learning_rate", learning_rate, None),
+            ("damping", damping, None),
+            ("norm_constraint", norm_constraint, None),
+        ):
+            if isinstance(value, int | float):
+                check_range(name, value, 0, most)
+        if isinstance(damping, str):
+            check_one_of("damping", damping, ("auto",))
+        if isinstance(momentum, int | float) and not 0 <= momentum < 1:
+            raise ValueError(
+                "`momentum` must be at least 0 and below 1. "
+                f"Received momentum={momentum}."
+            )
         if isinstance(learning_rate, int):
             learning_rate = float(learning_rate)
         super().__init__(1.0 if adaptive else learning_rate, **kwargs)
@@ -166,16 +179,10 @@ class KFAC(SecondOrderOptimizer):
             damping: `lambda` at the start, or a `LevenbergMarquardt` object.
             **kwargs: Constructor arguments that replace those of the thesis.
         """
-        settings = {
-            "learning_rate": "adaptive",
-            "momentum": "adaptive",
-            "damping": (
-                LevenbergMarquardt(damping)
-                if isinstance(damping, int | float)
-                else damping
-            ),
-            "statistics_every": 1,
-        }
+        if not isinstance(damping, LevenbergMarquardt):
+            damping = LevenbergMarquardt(damping)
+        settings = {"learning_rate": "adaptive", "statistics_every": 1}
+        settings["damping"] = damping
         return cls(**{**settings, **kwargs})
 
     def _rule(self) -> StepRule:
@@ -185,9 +192,10 @@ class KFAC(SecondOrderOptimizer):
         if constraint == "auto":
             constraint = None if self.adaptive else RelativeRadius()
         if self.adaptive:
-            momentum = None if self.momentum == "adaptive" else self.momentum
+            momentum = None if isinstance(self.momentum, str) else self.momentum
             return AdaptiveStep(momentum, constraint)
-        return TrustRegionStep(self.momentum, constraint)
+        momentum = 0.9 if self.momentum == "auto" else self.momentum
+        return TrustRegionStep(momentum, constraint)
 
     def build_state(self, model):
         """Create factors, inverses, the previous direction and the scalars."""
@@ -219,10 +227,10 @@ class KFAC(SecondOrderOptimizer):
         return self.add_variable((), initializer, "float32", name=name)
 
     def announce(self):
-        """Print the coverage table once, if some variable fell back."""
-        plan = self.curvature.plan
-        if not self._announced and any(b.kind != "kronecker" for b in plan):
-            print("Some variables have no Kronecker block:", table(plan), sep="\n")
+        """Print once which variables fell back, if some did."""
+        fell_back = [b for b in self.curvature.plan if b.kind != "kronecker"]
+        if fell_back and not self._announced:
+            print("KFAC has no Kronecker block for:", table(fell_back), sep="\n")
         self._announced = True
 
     @property

@@ -5,7 +5,7 @@ import types
 
 import keras
 
-from keras_secondorder.capture import is_built, plan_blocks, table
+from keras_secondorder.capture import Coverage, is_built, plan_blocks
 from keras_secondorder.optimizers.base import SecondOrderOptimizer
 from keras_secondorder.training.train_step import (
     inner_optimizer,
@@ -62,7 +62,7 @@ def detach(model) -> None:
         model.train_function = None
 
 
-def coverage(model) -> list:
+def coverage(model) -> Coverage:
     """Print which curvature block each trainable variable gets, and why.
 
     Args:
@@ -70,7 +70,10 @@ def coverage(model) -> list:
             settings apply.
 
     Returns:
-        The blocks, a list of `capture.Block`.
+        The blocks, a list of `capture.Block` that shows itself as the table.
+
+    Raises:
+        ValueError: The model is not built.
 
     Example:
         >>> import keras, keras_secondorder as kso
@@ -89,8 +92,13 @@ def coverage(model) -> list:
         for name in ("on_unsupported", "max_factor_size")
         if hasattr(optimizer, name)
     }
-    blocks = plan_blocks(model, **settings)
-    print(table(blocks))
+    if not is_built(model):
+        raise ValueError(
+            f"The model '{model.name}' has no variables yet. Received a model that was "
+            "never built. Call it on a batch, or `model.build(input_shape)`, first."
+        )
+    blocks = Coverage(plan_blocks(model, **settings))
+    print(blocks)
     return blocks
 
 

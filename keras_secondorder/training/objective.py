@@ -160,20 +160,24 @@ class Objective:
         ]
         return self.value(moved) - loss
 
-    def curves(self, outputs: list, weights: list, rows=None) -> list[Curve]:
+    def curves(
+        self, outputs: list, weights: list, rows=None, convex: bool = True
+    ) -> list[Curve]:
         """The likelihoods of the heads, for all examples or for some.
 
         Args:
             outputs: Outputs of the network, flattened, of the examples in question.
             weights: Position weights of the heads, for the same examples.
             rows: Indices of the examples in the batch, or None for all.
+            convex: Whether a loss that is not convex is refused; the empirical Fisher
+                matrix needs only its gradient.
         """
         curves = []
         for head, w in zip(self.heads, weights, strict=True):
             y = head.y
             if rows is not None:
                 y = keras.tree.map_structure(lambda t: ops.take(t, rows, axis=0), y)
-            likelihood = likelihood_of(head.loss, y, outputs[head.output])
+            likelihood = likelihood_of(head.loss, y, outputs[head.output], convex)
             curves.append(Curve(head.output, likelihood, w))
         return curves
 
@@ -215,7 +219,7 @@ class Objective:
             return None if tensor is None else ops.take(tensor, rows, axis=0)
 
         x = keras.tree.map_structure(take, self._x)
-        return x, rows, [take(w) * scale if w.shape else w for w in weights]
+        return x, rows, [take(w) * scale if len(w.shape) else w for w in weights]
 
     def loss_cotangents(self, outputs: list, curves: list[Curve], rows=None) -> list:
         """Gradients of the loss at the outputs, over the square root of the weight.

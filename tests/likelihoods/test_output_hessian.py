@@ -189,7 +189,7 @@ def test_a_loss_that_is_not_convex_is_refused(loss):
     y, z = tensor(np.zeros((2, D))), tensor(np.ones((2, D)))
     with pytest.raises(ValueError, match="is not convex in the outputs") as error:
         likelihood_of(loss(), y, z)
-    assert "Use fisher='empirical' with a fixed learning rate" in str(error.value)
+    assert "KFAC(fisher='empirical', damping=0.1)" in str(error.value)
 
 
 def test_negative_eigenvalues_are_set_to_zero():
