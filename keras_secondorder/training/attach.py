@@ -24,8 +24,8 @@ def attach(model) -> None:
         model: A Keras model, compiled with an optimizer of this package.
 
     Raises:
-        ValueError: The optimizer is another one, or the model's class has its own
-            `train_step`.
+        ValueError: The optimizer is another one, the model's class has its own
+            `train_step`, or TensorFlow distributes the model over several replicas.
     """
     optimizer = inner_optimizer(model) if model.compiled else None
     if not isinstance(optimizer, SecondOrderOptimizer):
@@ -40,6 +40,14 @@ def attach(model) -> None:
             f"{type(optimizer).__name__} would have to replace. Received a custom "
             "training step. Move its computations to `call`, `compute_loss` and "
             "`add_loss`, which are used as they are, and remove `train_step`."
+        )
+    strategy = getattr(model, "distribute_strategy", None)
+    if strategy is not None and strategy.num_replicas_in_sync > 1:
+        raise ValueError(
+            f"{type(optimizer).__name__} does not average its curvature over the "
+            f"replicas of `tf.distribute`. Received {type(strategy).__name__} with "
+            f"{strategy.num_replicas_in_sync} replicas. Train on one device, or on "
+            "JAX with `keras.distribution.DataParallel`."
         )
     optimizer.watch(model)
     step = stateful_train_step
