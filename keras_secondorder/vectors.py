@@ -31,11 +31,6 @@ def dot(u: list, v: list):
     return total
 
 
-def norm(v: list):
-    """Euclidean norm of a vector, a float32 scalar."""
-    return ops.sqrt(dot(v, v))
-
-
 def scale(c, v: list) -> list:
     """The vector `c * v`."""
     return [ops.cast(c, a.dtype) * a for a in v]
@@ -46,31 +41,9 @@ def axpy(c, u: list, v: list) -> list:
     return [ops.cast(c, a.dtype) * a + b for a, b in zip(u, v, strict=True)]
 
 
-def zeros_like(v: list) -> list:
-    """The zero vector of the same shapes."""
-    return [ops.zeros_like(a) for a in v]
-
-
 def is_finite(v: list):
     """Whether every entry is finite, a boolean scalar."""
     finite = ops.cast(True, "bool")
     for a in v:
         finite = ops.logical_and(finite, ops.all(ops.isfinite(a)))
     return finite
-
-
-def flatten(v: list):
-    """One 1-D tensor that holds the entries of `v` in order."""
-    return ops.concatenate([ops.reshape(a, (-1,)) for a in v])
-
-
-def unflatten(flat, like: list) -> list:
-    """Cut a 1-D tensor into the shapes of `like`; the inverse of `flatten`."""
-    parts, start = [], 0
-    for a in like:
-        size = 1
-        for side in a.shape:
-            size *= side
-        parts.append(ops.reshape(flat[start : start + size], a.shape))
-        start += size
-    return parts
