@@ -5,8 +5,7 @@ from collections.abc import Callable
 from keras import ops
 
 from keras_secondorder.capture import Block
-
-FLOAT32_EPS = 1.2e-7
+from keras_secondorder.curvature.kronecker import FLOAT32_EPS
 
 
 class DiagonalBlock:

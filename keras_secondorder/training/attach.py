@@ -9,7 +9,7 @@ from keras_secondorder.capture import Coverage, is_built, plan_blocks
 from keras_secondorder.optimizers.base import SecondOrderOptimizer
 from keras_secondorder.training.train_step import (
     inner_optimizer,
-    stateful_train_step,
+    second_order_step,
     stateless_train_step,
 )
 
@@ -50,7 +50,7 @@ def attach(model) -> None:
             "JAX with `keras.distribution.DataParallel`."
         )
     optimizer.watch(model)
-    step = stateful_train_step
+    step = second_order_step
     if keras.backend.backend() == "jax":
         step = stateless_train_step
     # Past the model's own attribute tracking, which would save the method with it.

@@ -1,4 +1,4 @@
-"""One batch, from `fit` to the weights: the three thin train steps."""
+"""One batch, from `fit` to the weights: the train step of every backend."""
 
 import keras
 from keras import ops
@@ -9,6 +9,8 @@ from keras_secondorder.training.objective import Objective
 
 def second_order_step(model, data) -> dict:
     """Compute a step on one batch and commit it if it is finite.
+
+    This is `train_step(data)` of the TensorFlow and PyTorch trainers.
 
     Args:
         model: A compiled Keras model with one of this package's optimizers.
@@ -33,23 +35,21 @@ def second_order_step(model, data) -> dict:
             scale,
         )
         if isinstance(objective.examples, int) and objective.examples == 0:
-            return _skipped(model, optimizer)
+            return {**_metrics(model), **_count_skipped(optimizer, 1)}
         result = optimizer.step(objective)
         vectors.assign(objective.state_variables, result.state, where=result.finite)
         with optimizer.stepping():
             _apply(outer, optimizer, model, result)
     skipped = ops.cast(ops.logical_not(result.finite), "int32")
+    return {**_metrics(model), **result.logs, **_count_skipped(optimizer, skipped)}
+
+
+def _count_skipped(optimizer, skipped) -> dict:
+    """Add to the count of skipped steps; the log of it."""
     # A new tensor: a variable cannot be among the outputs of a TensorFlow function.
-    skipped = vectors.values([optimizer.skipped_steps])[0] + skipped
-    optimizer.skipped_steps.assign(skipped)
-    return {**_metrics(model), **result.logs, "skipped_steps": skipped}
-
-
-def _skipped(model, optimizer) -> dict:
-    """The logs of a batch without examples."""
-    skipped = vectors.values([optimizer.skipped_steps])[0] + 1
-    optimizer.skipped_steps.assign(skipped)
-    return {**_metrics(model), "skipped_steps": skipped}
+    total = vectors.values([optimizer.skipped_steps])[0] + skipped
+    optimizer.skipped_steps.assign(total)
+    return {"skipped_steps": total}
 
 
 def _prepare(model, optimizer, x) -> None:
@@ -113,11 +113,6 @@ def _apply(outer, optimizer, model, result) -> None:
             return ops.zeros(())
 
         ops.cond(result.finite, apply, lambda: ops.zeros(()))
-
-
-def stateful_train_step(model, data) -> dict:
-    """`train_step(data)` of the TensorFlow and PyTorch trainers."""
-    return second_order_step(model, data)
 
 
 def stateless_train_step(model, state, data):
