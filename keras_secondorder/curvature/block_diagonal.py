@@ -14,6 +14,7 @@ from keras_secondorder.curvature.kronecker import (
     damped_inverses,
     running_average,
 )
+from keras_secondorder.curvature.products import l2_curvature
 from keras_secondorder.curvature.statistics import batch_factors
 
 
@@ -173,8 +174,3 @@ class BlockDiagonal:
             for i, part in zip(places, parts, strict=True):
                 U[i] = part
         return U
-
-
-def l2_curvature(variable) -> float:
-    """`eta`: the second derivative of the L2 penalty on a variable, 0 without one."""
-    return 2.0 * float(getattr(variable.regularizer, "l2", 0.0) or 0.0)
