@@ -6,7 +6,7 @@ plain Keras model with second-order information.
 
 from keras_secondorder import curvature, initializers, solvers
 from keras_secondorder.capture import LayerWrapper, register_layer_wrapper
-from keras_secondorder.optimizers import KFAC
+from keras_secondorder.optimizers import KFAC, HessianFree
 from keras_secondorder.solvers.damping import LevenbergMarquardt
 from keras_secondorder.solvers.step_rules import (
     AdaptiveStep,
@@ -22,6 +22,7 @@ install_hook()
 
 __all__ = [
     "KFAC",
+    "HessianFree",
     # parts of an optimizer
     "AdaptiveStep",
     "LevenbergMarquardt",

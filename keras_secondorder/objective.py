@@ -1,5 +1,6 @@
 """One batch as pure functions of the parameters."""
 
+import copy
 import inspect
 from typing import NamedTuple
 
@@ -7,7 +8,7 @@ import keras
 from keras import ops
 
 from keras_secondorder import autodiff, vectors
-from keras_secondorder.capture import recording
+from keras_secondorder.capture import recording, watching
 from keras_secondorder.likelihoods import (
     Curve,
     by_position,
@@ -79,7 +80,8 @@ class Objective:
         self.parameters, self._state = values
         self._training = training
         self._loss_weights = loss_weights
-        self.heads = None
+        # Known after a forward pass: the outputs with a loss, and how many there are.
+        self.heads, self.output_count = None, None
 
     def part(self, fraction: float, shift: int = 0) -> "Objective":
         """The objective on some examples of the batch, as a batch of its own.
@@ -107,18 +109,9 @@ class Objective:
             share = self._share_of(count)
             ones = ops.ones((count,)) if sample_weight is None else sample_weight
             sample_weight = keras.tree.map_structure(lambda w: w * share, ones)
-        return Objective(
-            self._model,
-            x,
-            y,
-            sample_weight,
-            self.wrappers,
-            self._loss_weights,
-            self._loss_scale,
-            self._training,
-            (self.parameters, self._state),
-            self.precision,
-        )
+        part = copy.copy(self)
+        part._x, part._y, part._sample_weight = x, y, sample_weight
+        return part
 
     def _sums(self):
         given = [g for g in keras.tree.flatten(self._model.loss) if g is not None]
@@ -172,6 +165,7 @@ class Objective:
             self._model, self._y, y_pred, self._sample_weight, self._loss_weights
         )
         self.heads = heads
+        self.output_count = len(outputs)
         raw = keras.tree.flatten(y_pred)
         return [position_weights(h, outputs[h.output], raw[h.output]) for h in heads]
 
@@ -341,21 +335,26 @@ class Objective:
 
         return autodiff.linearize(network, self.parameters, taps)
 
-    def linearize_network(self) -> autodiff.Linearization:
+    def linearize_network(self, taps=False, watch=()) -> autodiff.Linearization:
         """The outputs on the whole batch, for both directions.
 
+        Args:
+            taps: Whether gradients at the pre-activations will be asked for.
+            watch: Layers whose activations follow the outputs of the network.
+
         Returns:
-            A linearisation with outputs `[z...]` and the position weights of the heads
-            as aux.
+            A linearisation with outputs `[z..., activations...]`. Its aux is the
+            position weights of the heads and the inputs of the wrapped layers.
         """
 
         def network(parameters, tap):
-            with self._scope(parameters):
-                y_pred, _ = self._call(self._x, _no_tap)
+            with self._scope(parameters), watching(watch) as activations:
+                y_pred, inputs = self._call(self._x, tap)
                 outputs = self._flat(y_pred)
-                return outputs, self._position_weights(y_pred, outputs)
+                weights = self._position_weights(y_pred, outputs)
+                return outputs + self._flat(activations), (weights, inputs)
 
-        return autodiff.linearize(network, self.parameters)
+        return autodiff.linearize(network, self.parameters, taps)
 
 
 def state_variables(model) -> list:

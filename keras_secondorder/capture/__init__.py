@@ -1,5 +1,6 @@
 """Layers seen from outside: wrappers, the recorder, and the plan of blocks."""
 
+from keras_secondorder.capture.activations import recurrent_layers, watching
 from keras_secondorder.capture.coverage import (
     FALLBACKS,
     Block,
@@ -19,6 +20,8 @@ __all__ = [
     "is_built",
     "plan_blocks",
     "recording",
+    "recurrent_layers",
     "register_layer_wrapper",
+    "watching",
     "table",
 ]

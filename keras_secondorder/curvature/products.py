@@ -43,7 +43,7 @@ def hessian_products(objective: Objective) -> Products:
     return Products(product)
 
 
-def gauss_newton_products(objective: Objective) -> Products:
+def gauss_newton_products(objective: Objective, network=None) -> Products:
     """`C = J^T H_z J + diag(eta)`, the generalised Gauss-Newton matrix.
 
     `H_z` is the Hessian of the loss with respect to the outputs, and `eta` the
@@ -51,11 +51,12 @@ def gauss_newton_products(objective: Objective) -> Products:
 
     Args:
         objective: The batch.
+        network: Its `linearize_network()`, where it is at hand.
 
     References:
         Schraudolph (2002); Martens (2016), thesis, section 4.3.
     """
-    fisher = fisher_products(objective)
+    fisher = fisher_products(objective, network)
     eta = [l2_curvature(v) for v in objective.variables]
 
     def product(v):
@@ -67,17 +68,18 @@ def gauss_newton_products(objective: Objective) -> Products:
     return fisher._replace(product=product) if any(eta) else fisher
 
 
-def fisher_products(objective: Objective) -> Products:
+def fisher_products(objective: Objective, network=None) -> Products:
     """`C = J^T F_z J` with the exact Fisher matrix `F_z` of the outputs.
 
     Args:
         objective: The batch; its targets do not matter.
+        network: Its `linearize_network()`, where it is at hand.
 
     References:
         Martens (2016), thesis, sections 5.1 and 5.5; Pascanu & Bengio (2014), eq. 8.
     """
-    network = objective.linearize_network()
-    outputs, weights = network.outputs, network.aux
+    network = network or objective.linearize_network()
+    outputs, (weights, _) = network.outputs, network.aux
     curves = objective.curves(outputs, weights)
 
     def product(v):
@@ -108,7 +110,7 @@ def sampled_fisher_products(objective: Objective, samples: int, seed: int) -> Pr
         Martens (2016), thesis, section 6.5.
     """
     network = objective.linearize_network()
-    curves = objective.curves(network.outputs, network.aux)
+    curves = objective.curves(network.outputs, network.aux[0])
 
     def draw(i):
         random = CounterSeed(seed, ops.convert_to_tensor(i, "int32"))
@@ -140,7 +142,7 @@ def empirical_fisher_products(objective: Objective, centered: bool = False) -> P
         Le Roux, Manzagol & Bengio (2008); Martens (2016), thesis, section 5.6.
     """
     network = objective.linearize_network()
-    curves = objective.curves(network.outputs, network.aux, convex=False)
+    curves = objective.curves(network.outputs, network.aux[0], convex=False)
     cotangents = objective.loss_cotangents(network.outputs, curves)
     products = _outer_products(network, [cotangents], objective.examples)
     if not centered:
@@ -159,6 +161,29 @@ def empirical_fisher_products(objective: Objective, centered: bool = False) -> P
         )
         Cv = products.product(v)
         return [c - along * m for c, m in zip(Cv, mean, strict=True)]
+
+    return Products(product)
+
+
+def activation_products(objective: Objective, network) -> Products:
+    """`C = mean_n J_n^T J_n` of the activations that the network was linearised with.
+
+    It is the curvature of half the squared change of the activations: the penalty of
+    structural damping.
+
+    Args:
+        objective: The batch.
+        network: Its `linearize_network(watch=layers)`.
+
+    References:
+        Martens & Sutskever (2011), section 3.2; Martens (2016), thesis, section 4.6.4.
+    """
+    count = objective.output_count
+    share = 1.0 / ops.cast(objective.examples, objective.precision)
+
+    def product(v):
+        tangents = network.push(v)[count:]
+        return network.pullback([None] * count + [share * t for t in tangents])
 
     return Products(product)
 

@@ -1,5 +1,6 @@
 """Solvers that know nothing of networks: vectors, products and scalars only."""
 
+from keras_secondorder.solvers.backtracking import Choice, backtrack
 from keras_secondorder.solvers.conjugate_gradient import conjugate_gradient
 from keras_secondorder.solvers.lanczos import (
     RitzPairs,
@@ -18,6 +19,7 @@ from keras_secondorder.solvers.result import (
 )
 
 __all__ = [
+    "Choice",
     "Estimates",
     "Iterates",
     "LineSearch",
@@ -25,6 +27,7 @@ __all__ = [
     "Solution",
     "Status",
     "Tridiagonal",
+    "backtrack",
     "backtracking_line_search",
     "conjugate_gradient",
     "describe",

@@ -1,0 +1,76 @@
+"""The squares of the gradients of single examples, summed: a curvature's diagonal."""
+
+import keras
+from keras import ops
+
+from keras_secondorder.autodiff import Linearization
+from keras_secondorder.capture.dense import DenseWrapper
+from keras_secondorder.likelihoods import CounterSeed, sqrt_cotangents
+from keras_secondorder.objective import Objective
+
+DIAGONALS = ("empirical", "gauss_newton")
+
+
+def curvature_diagonal(
+    objective: Objective, network: Linearization, kind: str, seed: int, counter
+) -> list:
+    """An estimate of the diagonal of a curvature matrix, from one reverse pass.
+
+    ```
+    sum_n (J_n^T c_n)^2     c_n:  "empirical"     the gradient of the loss
+                                  "gauss_newton"  S u with S S^T = H_z, u of random +-1
+    ```
+
+    For a dense layer that sees an example once, `J_n^T c_n = a_n g_n^T`, so that the
+    sum is `(A^2)^T G^2` and exact but for `u`. For other variables the gradients are
+    added up under random signs, and the square of their sum is unbiased.
+
+    Args:
+        objective: The batch.
+        network: `objective.linearize_network(taps=True)`.
+        kind: "empirical" or "gauss_newton".
+        seed: Python integer.
+        counter: Step number, an integer scalar.
+
+    Returns:
+        One non-negative tensor for each trainable variable.
+
+    References:
+        Martens (2016), thesis, sections 4.9.3 and 4.9.4; Chapelle & Erhan (2011).
+    """
+    outputs, (weights, inputs) = network.outputs, network.aux
+    curves = objective.curves(outputs, weights, convex=kind != "empirical")
+    random = CounterSeed(seed, counter, stream=1)
+    if kind == "empirical":
+        cotangents = objective.loss_cotangents(outputs, curves)
+    else:
+
+        def root(curve, z):
+            return curve.likelihood.sqrt_product(z, _signs(z, random))
+
+        cotangents = sqrt_cotangents(curves, outputs, root)
+    signs = _signs(ops.zeros((objective.examples,), objective.precision), random)
+    signed = [
+        None if c is None else c * ops.reshape(signs, (-1, *[1] * (len(c.shape) - 1)))
+        for c in cotangents
+    ]
+    gradients, taps = network.pullback_all(signed)
+    squares = [g * g for g in gradients]
+
+    places = {id(v): i for i, v in enumerate(objective.variables)}
+    for index, wrapper in enumerate(objective.wrappers):
+        if not isinstance(wrapper, DenseWrapper) or index not in inputs:
+            continue
+        a = wrapper.input_rows(inputs[index])
+        g = wrapper.gradient_rows(taps[index])
+        if a.shape[1] != 1:
+            continue
+        exact = ops.matmul(ops.transpose(a[:, 0] ** 2), g[:, 0] ** 2)
+        for v, part in zip(wrapper.variables, wrapper.from_matrix(exact), strict=True):
+            squares[places[id(v)]] = ops.cast(part, objective.precision)
+    return squares
+
+
+def _signs(like, seed):
+    draw = keras.random.uniform(ops.shape(like), seed=seed)
+    return ops.cast(ops.where(draw < 0.5, -1.0, 1.0), like.dtype)

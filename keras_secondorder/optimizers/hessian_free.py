@@ -1,0 +1,295 @@
+"""Hessian-free optimisation: Newton steps by conjugate gradients."""
+
+import inspect
+
+import keras
+from keras import ops
+
+from keras_secondorder import vectors
+from keras_secondorder.capture import recurrent_layers
+from keras_secondorder.curvature import BlockDiagonal
+from keras_secondorder.curvature.products import (
+    activation_products,
+    fisher_products,
+    gauss_newton_products,
+    hessian_products,
+)
+from keras_secondorder.curvature.squared_gradients import curvature_diagonal
+from keras_secondorder.optimizers.arguments import check_one_of, check_range
+from keras_secondorder.optimizers.truncated_newton import Trial, TruncatedNewton
+from keras_secondorder.solvers import backtrack, conjugate_gradient
+from keras_secondorder.solvers.schedules import at_step
+
+CURVATURES = {
+    "gauss_newton": gauss_newton_products,
+    "fisher": fisher_products,
+    "hessian": hessian_products,
+}
+PRECONDITIONERS = ("empirical", "gauss_newton", "kronecker", None)
+DAMPING_MATRICES = ("identity", "diagonal")
+
+
+@keras.saving.register_keras_serializable(package="keras_secondorder")
+class HessianFree(TruncatedNewton):
+    """Hessian-free optimisation (Martens).
+
+    ```
+    B     = C + lambda D                      # C on a part of the batch
+    x     = conjugate_gradient(B, -g, start at zeta x_previous, preconditioner M)
+    delta = the kept iterate of x with the least loss on another part of the batch
+    t     = backtracking line search along delta, there
+    theta += learning_rate * t * delta
+    lambda  follows  rho = (h(theta + t delta) - h(theta)) / M(t delta)
+    ```
+
+    It wants batches of a thousand examples or more, and few, large steps.
+
+    Args:
+        learning_rate: A number or a Keras schedule; 1 takes the step as found.
+        curvature: `C`: "gauss_newton", "fisher" or "hessian". The last may be
+            indefinite; CG stops where it meets negative curvature.
+        damping: `lambda`: a `LevenbergMarquardt` object, a number or a schedule.
+            "auto" is `LevenbergMarquardt(None, every=1, decay=2/3, minimum=1e-6)`.
+        damping_matrix: `D`: "identity", or "diagonal" for the diagonal of `C`
+            (scale-sensitive damping).
+        structural_damping: `mu`: adds `lambda mu` times the curvature of the squared
+            change of the activations of recurrent layers, 0 for none.
+        structural_layers: Names of the layers whose activations it is, in place of
+            all recurrent ones.
+        preconditioner: `M = (d + lambda)^0.75` with the diagonal `d` of the
+            "empirical" Fisher matrix or of the "gauss_newton" matrix; "kronecker" for
+            the damped Kronecker factors of K-FAC; or None.
+        warm_start: `zeta`, a number or a schedule.
+        cg_iterations: Most CG iterations for a step.
+        cg_tolerance: Relative progress for an iteration at which CG stops.
+        curvature_fraction: Share of the batch for `C`; at least 64 examples.
+        selection_fraction: Share of the batch that chooses the iterate, the length and
+            the damping; other examples than those for `C` where it can be.
+        seed: Seed of what is random in the preconditioner.
+        **kwargs: Keras's shared arguments.
+
+    Raises:
+        ValueError: Arguments that do not go together.
+
+    Example:
+        >>> import keras, keras_secondorder as kso
+        >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        >>> model.compile(optimizer=kso.HessianFree(), loss="mse")
+        >>> x = keras.random.normal((64, 4), seed=0)
+        >>> history = model.fit(x, x[:, :1], batch_size=64, epochs=12, verbose=0)
+        >>> history.history["loss"][-1] < 1e-4
+        True
+
+    References:
+        Martens (2010); Martens & Sutskever (2011, 2012); Martens (2016), thesis,
+        chapter 4. The reduction ratio is measured on the part of the batch that
+        selects, and the exponent 0.75 of the preconditioner is fixed.
+    """
+
+    def __init__(
+        self,
+        learning_rate=1.0,
+        curvature: str = "gauss_newton",
+        damping="auto",
+        damping_matrix: str = "identity",
+        structural_damping: float = 0.0,
+        structural_layers=None,
+        preconditioner: str | None = "empirical",
+        warm_start=0.95,
+        cg_iterations: int = 250,
+        cg_tolerance: float = 5e-4,
+        curvature_fraction: float = 0.25,
+        selection_fraction: float = 0.25,
+        seed: int = 0,
+        **kwargs,
+    ):
+        check_one_of("curvature", curvature, tuple(CURVATURES))
+        check_one_of("damping_matrix", damping_matrix, DAMPING_MATRICES)
+        check_one_of("preconditioner", preconditioner, PRECONDITIONERS)
+        check_range("structural_damping", structural_damping, -1e-30)
+        check_range("cg_iterations", cg_iterations, 0)
+        check_range("cg_tolerance", cg_tolerance, 0)
+        check_range("curvature_fraction", curvature_fraction, 0, 1)
+        if curvature == "hessian" and structural_damping:
+            raise ValueError(
+                "Structural damping adds to a Gauss-Newton product. Received "
+                f"structural_damping={structural_damping} with curvature='hessian'. "
+                "Use curvature='gauss_newton'."
+            )
+        super().__init__(learning_rate, damping, selection_fraction, **kwargs)
+        self.curvature = curvature
+        self.damping_matrix = damping_matrix
+        self.structural_damping = structural_damping
+        self.structural_layers = structural_layers
+        self.preconditioner = preconditioner
+        self.warm_start = warm_start
+        self.cg_iterations = cg_iterations
+        self.cg_tolerance = cg_tolerance
+        self.curvature_fraction = curvature_fraction
+        self.seed = seed
+
+    @classmethod
+    def short_runs(cls, cg_iterations: int = 30, **kwargs):
+        """Few CG iterations from a start that is trusted more and more.
+
+        With such short runs the warm start acts as momentum does, and the method comes
+        close to a first-order one with a good metric: a recipe for noisy batches.
+
+        Args:
+            cg_iterations: 25 to 50.
+            **kwargs: Constructor arguments that replace those of the recipe.
+
+        References:
+            Martens (2016), thesis, section 4.8; Sutskever, Martens, Dahl & Hinton
+            (2013), section 5.
+        """
+        rising = keras.optimizers.schedules.PiecewiseConstantDecay(
+            [10, 30, 100, 300], [0.5, 0.75, 0.9, 0.95, 0.99]
+        )
+        settings = {"warm_start": rising, "cg_iterations": cg_iterations}
+        return cls(**{**settings, **kwargs})
+
+    def build_state(self, model):
+        """Create the last CG solution, the scalars and Kronecker factors if wanted."""
+        super().build_state(model)
+        self._watched = self._structural(model)
+        self._start = self.add_variable(
+            (self.size,), "zeros", self.precision, name="cg_start"
+        )
+        self._factors = None
+        if self.preconditioner == "kronecker":
+            self._factors = BlockDiagonal(
+                model, self.add_variable, compiled=self.compiled_by_xla
+            )
+
+    def _structural(self, model):
+        if not self.structural_damping:
+            return ()
+        if self.structural_layers:
+            return tuple(model.get_layer(name) for name in self.structural_layers)
+        layers = tuple(recurrent_layers(model))
+        if not layers:
+            raise ValueError(
+                "Structural damping acts on the activations of recurrent layers, and "
+                f"the model '{model.name}' has none. Received "
+                f"structural_damping={self.structural_damping}. Name the layers in "
+                "`structural_layers`."
+            )
+        return layers
+
+    @property
+    def wrappers(self):
+        """The layers that the preconditioner looks at."""
+        if self._factors is not None:
+            return tuple(self._factors.wrappers)
+        diagonal = self.preconditioner or self.damping_matrix == "diagonal"
+        return self.dense_wrappers if diagonal else ()
+
+    def needs_taps(self, objective):
+        """Whether the gradient's pass is the one that Kronecker factors come from."""
+        whole = objective.whole_batch(self.curvature_fraction)
+        return self._factors is not None and whole
+
+    def propose(self, objective, linear, gradient, damping, k) -> Trial:
+        """Conjugate gradients, then the best of their iterates on other examples."""
+        part = objective.part(self.curvature_fraction)
+        multiply, diagonal = self._curvature(part, damping, k)
+        D = diagonal if self.damping_matrix == "diagonal" else 1.0
+
+        def product(x):
+            return multiply(x) + damping * D * x
+
+        (start,) = vectors.values([self._start])
+        start = ops.cast(at_step(self.warm_start, k), self.precision) * start
+        # A start that the model rates below no step at all would be a step uphill.
+        q = 0.5 * ops.sum(start * product(start)) + ops.sum(gradient * start)
+        start = ops.where(q <= 0, start, ops.zeros_like(start))
+        solution = conjugate_gradient(
+            product,
+            -gradient,
+            start,
+            preconditioner=self._preconditioner(
+                objective, linear, diagonal, damping, k
+            ),
+            max_iterations=self.cg_iterations,
+            epsilon=self.cg_tolerance,
+        )
+        selection = self.selection(objective)
+        chosen = backtrack(selection.change, solution.iterates)
+        self._next_start = solution.x
+        slope = ops.sum(gradient * chosen.x)
+        q = ops.take(solution.iterates.q, chosen.row)
+        logs = {
+            "cg_iterations": solution.iterations,
+            "cg_iterate": chosen.number,
+            "cg_status": solution.status,
+        }
+        # q = 1/2 x^T B x + g^T x
+        return Trial(chosen.x, slope, 2.0 * (q - slope), selection, logs)
+
+    def keep(self, finite):
+        """Store where the next run of CG starts."""
+        vectors.assign([self._start], [self._next_start], where=finite)
+
+    def _curvature(self, part, damping, k):
+        """`x -> C x` for flat vectors, and the diagonal of `C` where it is used."""
+        needs_diagonal = self.preconditioner in ("empirical", "gauss_newton") or (
+            self.damping_matrix == "diagonal"
+        )
+        network = None
+        if self.curvature != "hessian" or needs_diagonal:
+            network = part.linearize_network(needs_diagonal, self._watched)
+        build = CURVATURES[self.curvature]
+        if self.curvature == "hessian":
+            terms = [(1.0, build(part))]
+        else:
+            terms = [(1.0, build(part, network))]
+        if self._watched:
+            mu = damping * self.structural_damping
+            terms.append((mu, activation_products(part, network)))
+
+        def multiply(x):
+            v, total = self.unflatten(x), 0.0
+            for factor, term in terms:
+                total = total + factor * self.flatten(term.product(v))
+            return total
+
+        diagonal = None
+        if needs_diagonal:
+            kind = self.preconditioner
+            if kind not in ("empirical", "gauss_newton"):
+                kind = "gauss_newton"
+            diagonal = self.flatten(
+                curvature_diagonal(part, network, kind, self.seed, k)
+            )
+        return multiply, diagonal
+
+    def _preconditioner(self, objective, linear, diagonal, damping, k):
+        """`r -> M^-1 r`, or None."""
+        if self.preconditioner is None:
+            return None
+        if self._factors is None:
+            M = (diagonal + damping) ** 0.75
+            return lambda r: r / M
+        self._factors.update(
+            vectors.is_finite(linear.outputs),
+            0.95,
+            objective,
+            linear,
+            fisher="sampled",
+            fraction=self.curvature_fraction,
+            seed=self.seed,
+            counter=k,
+        )
+        inverses = self._factors.damped_inverses(ops.sqrt(damping))
+
+        def precondition(r):
+            U = self._factors.precondition(
+                self.unflatten(r), inverses, damping, linear.aux.inputs, {}
+            )
+            return self.flatten(U)
+
+        return precondition
+
+
+HessianFree.arguments = list(inspect.signature(HessianFree.__init__).parameters)[2:-1]

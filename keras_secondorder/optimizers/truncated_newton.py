@@ -1,0 +1,196 @@
+"""What the optimizers that solve for a step share: line search, damping, the logs."""
+
+import math
+from typing import NamedTuple
+
+import keras
+from keras import ops
+
+from keras_secondorder import vectors
+from keras_secondorder.capture import plan_blocks
+from keras_secondorder.optimizers.arguments import check_one_of, check_range
+from keras_secondorder.optimizers.base import SecondOrderOptimizer, StepResult
+from keras_secondorder.solvers import backtracking_line_search
+from keras_secondorder.solvers.damping import LevenbergMarquardt, reduction_ratio
+from keras_secondorder.solvers.schedules import at_step, deserialize, serialize
+
+
+class Selection(NamedTuple):
+    """The examples that judge a step.
+
+    Attributes:
+        change: `x -> h(theta + x) - h(theta)` for a flat `x`.
+        loss: `h(theta)` there.
+    """
+
+    change: object
+    loss: object
+
+
+class Trial(NamedTuple):
+    """A step as a solver proposes it.
+
+    Attributes:
+        step: Flat, shape `(P,)`.
+        slope: `g^T step`.
+        curvature: `step^T B step` of the damped model.
+        selection: The `Selection` that judges it.
+        logs: Scalars for `fit`'s logs.
+    """
+
+    step: object
+    slope: object
+    curvature: object
+    selection: Selection
+    logs: dict
+
+
+class TruncatedNewton(SecondOrderOptimizer):
+    """Base class of optimizers that minimise a damped quadratic model by products.
+
+    ```
+    delta = propose(...)                                  # the subclass
+    t     = backtracking line search of  h(theta + t delta)
+    rho   = (h(theta + t delta) - h(theta)) / (t g^T delta + 1/2 t^2 delta^T B delta)
+    theta += learning_rate t delta,   lambda from rho
+    ```
+
+    Args:
+        learning_rate: A number or a Keras schedule.
+        damping: `lambda`: a `LevenbergMarquardt`, a number, a schedule or "auto".
+        selection_fraction: Share of the batch that judges a step.
+        **kwargs: Keras's shared arguments.
+    """
+
+    #: Names of the constructor's own arguments, all of which are attributes.
+    arguments: list = []
+
+    def __init__(self, learning_rate, damping, selection_fraction, **kwargs):
+        check_range("selection_fraction", selection_fraction, 0, 1)
+        if isinstance(damping, str):
+            check_one_of("damping", damping, ("auto",))
+        elif isinstance(damping, int | float):
+            check_range("damping", damping, 0)
+        if isinstance(learning_rate, int | float):
+            check_range("learning_rate", learning_rate, 0)
+        super().__init__(
+            float(learning_rate) if isinstance(learning_rate, int) else learning_rate,
+            **kwargs,
+        )
+        self.damping = damping
+        self.selection_fraction = selection_fraction
+
+    def build_state(self, model):
+        """Create the scalars; remember the shapes of the parameters."""
+        variables = model.trainable_variables
+        self.precision = vectors.precision_of(variables)
+        self._shapes = [tuple(v.shape) for v in variables]
+        self.size = sum(math.prod(shape) for shape in self._shapes)
+        blocks = plan_blocks(model)
+        self.dense_wrappers = tuple(b.wrapper for b in blocks if b.wrapper is not None)
+        self._damping_rule = self.damping
+        if self.damping == "auto":
+            self._damping_rule = LevenbergMarquardt(
+                None, every=1, decay=2 / 3, minimum=1e-6, gamma_every=None
+            )
+        self._adapted = isinstance(self._damping_rule, LevenbergMarquardt)
+        initial = float(self._damping_rule.initial or 0.0) if self._adapted else 0.0
+        self.damping_value = self._scalar("damping", initial)
+        self.rho = self._scalar("rho", float("nan"))
+
+    def _scalar(self, name, value):
+        initializer = keras.initializers.Constant(value)
+        return self.add_variable((), initializer, self.precision, name=name)
+
+    @property
+    def wrappers(self):
+        """The layers that are watched during a step."""
+        return ()
+
+    def needs_taps(self, objective) -> bool:
+        """Whether the gradient's pass records gradients at pre-activations."""
+        return False
+
+    def propose(self, objective, linear, gradient, damping, k) -> Trial:
+        """Solve for a step.
+
+        Args:
+            objective: The batch.
+            linear: Its linearisation.
+            gradient: Flat, shape `(P,)`.
+            damping: `lambda`, a scalar.
+            k: Number of steps taken.
+        """
+        raise NotImplementedError
+
+    def keep(self, finite) -> None:
+        """Store what the next step starts from, where the step was finite."""
+
+    def flatten(self, v: list):
+        """A parameter-space vector as one flat tensor."""
+        return vectors.flatten(v, self.precision)
+
+    def unflatten(self, x) -> list:
+        """A flat tensor as a parameter-space vector."""
+        return vectors.unflatten(x, self._shapes)
+
+    def selection(self, objective) -> Selection:
+        """The examples that judge a step, and their loss before it."""
+        part = objective.part(self.selection_fraction, shift=1)
+        loss = part.value(part.parameters)
+
+        def change(x):
+            return part.change(self.unflatten(x), loss)
+
+        return Selection(change, loss)
+
+    def step(self, objective):
+        """One step on one batch."""
+        k = ops.cast(self.iterations, "int32")
+        linear = objective.linearize(taps=self.needs_taps(objective))
+        loss = linear.outputs[0]
+        gradient, _ = objective.gradient(linear)
+        gradient = self.flatten(gradient)
+        finite = ops.isfinite(loss) & ops.all(ops.isfinite(gradient))
+
+        damping = self._damping(k, loss)
+        trial = self.propose(objective, linear, gradient, damping, k)
+        search = backtracking_line_search(
+            lambda t: trial.selection.change(t * trial.step),
+            ops.zeros_like(trial.slope),
+            trial.slope,
+        )
+        t = search.t
+        predicted = t * trial.slope + 0.5 * t**2 * trial.curvature
+        # Where no length helped, the model was wrong: more damping.
+        rho = ops.where(t > 0, reduction_ratio(search.value, predicted), 0.0)
+        rho = ops.cast(rho, self.precision)
+        direction = -t * trial.step
+        finite = finite & ops.all(ops.isfinite(direction))
+        if self._adapted:
+            damping_next = self._damping_rule.update(damping, rho)
+            vectors.assign(
+                [self.rho, self.damping_value], [rho, damping_next], where=finite
+            )
+        self.keep(finite)
+        logs = {"damping": damping, "rho": rho, "step_length": t, **trial.logs}
+        return StepResult(self.unflatten(direction), finite, linear.aux.state, logs)
+
+    def _damping(self, k, loss):
+        if not self._adapted:
+            return ops.cast(at_step(self._damping_rule, k), self.precision)
+        # A copy: PyTorch assigns in place, and this is read after the assignment.
+        damping = vectors.values([self.damping_value])[0] + 0.0
+        return ops.cast(self._damping_rule.start(damping, loss), self.precision)
+
+    def get_config(self):
+        """The constructor's arguments."""
+        config = super().get_config()
+        for name in self.arguments:
+            config[name] = serialize(getattr(self, name))
+        return config
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        """Rebuild the optimizer from its arguments."""
+        return cls(**{name: deserialize(value) for name, value in config.items()})
