@@ -91,3 +91,39 @@ def _digits():
     order = np.random.default_rng(0).permutation(len(x))
     train, test = order[:1500], order[1500:]
     return _flat(x[train], y[train], 16.0), _flat(x[test], y[test], 16.0), DIGITS_NAME
+
+
+def curves(count, seed=0, side=28):
+    """Draws the CURVES images: one smooth curve through three random points in each.
+
+    In the style of Hinton and Salakhutdinov (2006): the parabola through the three
+    points, drawn with a round pen. Six numbers make an image, which is what a code
+    layer of six units can find.
+
+    Args:
+        count: Number of images.
+        seed: Seed of the points.
+        side: Height and width of an image.
+
+    Returns:
+        Images as float32 in [0, 1] and flat, (count, side * side).
+    """
+    generator = np.random.default_rng(seed)
+    t = np.linspace(0.0, 1.0, 60)[:, None, None]
+    pixels = np.arange(side)
+    images = np.empty((count, side, side), "float32")
+    for start in range(0, count, 500):
+        points = generator.uniform(0.12, 0.88, (3, min(500, count - start), 2)) * side
+        # Lagrange's parabola: at t = 0, 1/2 and 1 it is at the first, second and third.
+        path = (
+            (2 * t - 1) * (t - 1) * points[0]
+            + 4 * t * (1 - t) * points[1]
+            + t * (2 * t - 1) * points[2]
+        )  # (60, images, 2)
+        near = [
+            np.exp(-0.5 * ((pixels - path[..., axis, None]) / 0.8) ** 2)
+            for axis in (0, 1)
+        ]
+        ink = np.einsum("tni,tnj->tnij", *near)
+        images[start : start + 500] = ink.max(axis=0)
+    return images.reshape(count, -1)

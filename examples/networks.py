@@ -28,24 +28,27 @@ def classifier(pixels):
     )
 
 
-def autoencoder(pixels, seed):
-    """Builds Martens' autoencoder, pixels-1000-500-250-30 and back.
+def autoencoder(pixels, seed, widths=WIDTHS, code=CODE, activation="tanh"):
+    """Builds a deep autoencoder, by default Martens', pixels-1000-500-250-30 and back.
 
     Args:
         pixels: Number of inputs and of outputs.
         seed: Seed of the initial weights.
+        widths: Units of the layers before the code.
+        code: Units of the code layer, which is linear.
+        activation: Activation of the other layers.
 
     Returns:
         The model. Its outputs are logits: a sigmoid makes them pixels.
     """
-    widths = (*WIDTHS, CODE, *reversed(WIDTHS), pixels)
+    everything = (*widths, code, *reversed(widths), pixels)
     model = keras.Sequential([keras.Input((pixels,))])
-    for number, width in enumerate(widths):
-        linear = number in (len(WIDTHS), len(widths) - 1)  # the code and the logits
+    for number, width in enumerate(everything):
+        linear = number in (len(widths), len(everything) - 1)  # code and logits
         model.add(
             keras.layers.Dense(
                 width,
-                activation=None if linear else "tanh",
+                activation=None if linear else activation,
                 kernel_initializer=kso.initializers.Sparse(
                     15, seed=1000 * seed + number
                 ),

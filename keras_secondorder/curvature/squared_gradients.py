@@ -4,11 +4,18 @@ import keras
 from keras import ops
 
 from keras_secondorder.autodiff import Linearization
+from keras_secondorder.capture import plan_blocks
 from keras_secondorder.capture.dense import DenseWrapper
 from keras_secondorder.likelihoods import CounterSeed, sqrt_cotangents
 from keras_secondorder.objective import Objective
 
 DIAGONALS = ("empirical", "gauss_newton")
+
+
+def dense_wrappers(model) -> tuple:
+    """The wrappers of the layers for which the squares are exact."""
+    blocks = [b.wrapper for b in plan_blocks(model)]
+    return tuple(w for w in blocks if isinstance(w, DenseWrapper))
 
 
 def curvature_diagonal(
@@ -26,7 +33,7 @@ def curvature_diagonal(
     added up under random signs, and the square of their sum is unbiased.
 
     Args:
-        objective: The batch.
+        objective: The batch; its wrappers are those of `dense_wrappers`.
         network: `objective.linearize_network(taps=True)`.
         kind: "empirical" or "gauss_newton".
         seed: Python integer.
@@ -59,8 +66,6 @@ def curvature_diagonal(
 
     places = {id(v): i for i, v in enumerate(objective.variables)}
     for index, wrapper in enumerate(objective.wrappers):
-        if not isinstance(wrapper, DenseWrapper) or index not in inputs:
-            continue
         a = wrapper.input_rows(inputs[index])
         g = wrapper.gradient_rows(taps[index])
         if a.shape[1] != 1:

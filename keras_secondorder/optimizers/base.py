@@ -1,6 +1,7 @@
 """What all optimizers of this package share: the model they see, and how they step."""
 
 import contextlib
+import inspect
 import weakref
 from typing import NamedTuple
 
@@ -8,6 +9,7 @@ import keras
 from keras import ops
 
 from keras_secondorder.likelihoods import loss_weights_of
+from keras_secondorder.solvers.schedules import deserialize, serialize
 
 
 class StepResult(NamedTuple):
@@ -32,6 +34,7 @@ class SecondOrderOptimizer(keras.optimizers.Optimizer):
 
     A subclass implements `step(objective)` and creates its variables in
     `build_state(model)`. All of them exist after `build`, so that Keras restores them.
+    It keeps each argument of its constructor as an attribute of the same name.
 
     Args:
         learning_rate: As in Keras.
@@ -85,6 +88,25 @@ class SecondOrderOptimizer(keras.optimizers.Optimizer):
     def step(self, objective) -> StepResult:
         """Compute one step on one batch; assign only the optimizer's own variables."""
         raise NotImplementedError
+
+    def add_scalar(self, name: str, value: float):
+        """Create a variable that holds one number."""
+        initializer = keras.initializers.Constant(value)
+        return self.add_variable((), initializer, self.precision, name=name)
+
+    def get_config(self):
+        """The constructor's arguments."""
+        config = super().get_config()
+        own = list(inspect.signature(type(self).__init__).parameters)[1:-1]
+        for name in own:
+            if name not in config:
+                config[name] = serialize(getattr(self, name))
+        return config
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        """Rebuild the optimizer from its arguments."""
+        return cls(**{name: deserialize(value) for name, value in config.items()})
 
     @contextlib.contextmanager
     def stepping(self):

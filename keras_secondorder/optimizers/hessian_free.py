@@ -1,7 +1,5 @@
 """Hessian-free optimisation: Newton steps by conjugate gradients."""
 
-import inspect
-
 import keras
 from keras import ops
 
@@ -14,7 +12,11 @@ from keras_secondorder.curvature.products import (
     gauss_newton_products,
     hessian_products,
 )
-from keras_secondorder.curvature.squared_gradients import curvature_diagonal
+from keras_secondorder.curvature.squared_gradients import (
+    DIAGONALS,
+    curvature_diagonal,
+    dense_wrappers,
+)
 from keras_secondorder.optimizers.arguments import check_one_of, check_range
 from keras_secondorder.optimizers.truncated_newton import Trial, TruncatedNewton
 from keras_secondorder.solvers import backtrack, conjugate_gradient
@@ -25,8 +27,10 @@ CURVATURES = {
     "fisher": fisher_products,
     "hessian": hessian_products,
 }
-PRECONDITIONERS = ("empirical", "gauss_newton", "kronecker", None)
+PRECONDITIONERS = (*DIAGONALS, "kronecker", None)
 DAMPING_MATRICES = ("identity", "diagonal")
+# Share of the mean of the diagonal that is added to it in scale-sensitive damping.
+DIAGONAL_FLOOR = 0.1
 
 
 @keras.saving.register_keras_serializable(package="keras_secondorder")
@@ -161,6 +165,9 @@ class HessianFree(TruncatedNewton):
             self._factors = BlockDiagonal(
                 model, self.add_variable, compiled=self.compiled_by_xla
             )
+            self.wrappers = tuple(self._factors.wrappers)
+        elif self._needs_diagonal:
+            self.wrappers = dense_wrappers(model)
 
     def _structural(self, model):
         if not self.structural_damping:
@@ -177,14 +184,6 @@ class HessianFree(TruncatedNewton):
             )
         return layers
 
-    @property
-    def wrappers(self):
-        """The layers that the preconditioner looks at."""
-        if self._factors is not None:
-            return tuple(self._factors.wrappers)
-        diagonal = self.preconditioner or self.damping_matrix == "diagonal"
-        return self.dense_wrappers if diagonal else ()
-
     def needs_taps(self, objective):
         """Whether the gradient's pass is the one that Kronecker factors come from."""
         whole = objective.whole_batch(self.curvature_fraction)
@@ -194,7 +193,10 @@ class HessianFree(TruncatedNewton):
         """Conjugate gradients, then the best of their iterates on other examples."""
         part = objective.part(self.curvature_fraction)
         multiply, diagonal = self._curvature(part, damping, k)
-        D = diagonal if self.damping_matrix == "diagonal" else 1.0
+        D = 1.0
+        if self.damping_matrix == "diagonal":
+            # The mean keeps the damping of parameters that see no data above zero.
+            D = diagonal + DIAGONAL_FLOOR * ops.mean(diagonal)
 
         def product(x):
             return multiply(x) + damping * D * x
@@ -231,14 +233,16 @@ class HessianFree(TruncatedNewton):
         """Store where the next run of CG starts."""
         vectors.assign([self._start], [self._next_start], where=finite)
 
+    @property
+    def _needs_diagonal(self):
+        diagonal = self.damping_matrix == "diagonal"
+        return diagonal or self.preconditioner in DIAGONALS
+
     def _curvature(self, part, damping, k):
         """`x -> C x` for flat vectors, and the diagonal of `C` where it is used."""
-        needs_diagonal = self.preconditioner in ("empirical", "gauss_newton") or (
-            self.damping_matrix == "diagonal"
-        )
         network = None
-        if self.curvature != "hessian" or needs_diagonal:
-            network = part.linearize_network(needs_diagonal, self._watched)
+        if self.curvature != "hessian" or self._needs_diagonal:
+            network = part.linearize_network(self._needs_diagonal, self._watched)
         build = CURVATURES[self.curvature]
         if self.curvature == "hessian":
             terms = [(1.0, build(part))]
@@ -255,9 +259,9 @@ class HessianFree(TruncatedNewton):
             return total
 
         diagonal = None
-        if needs_diagonal:
+        if self._needs_diagonal:
             kind = self.preconditioner
-            if kind not in ("empirical", "gauss_newton"):
+            if kind not in DIAGONALS:
                 kind = "gauss_newton"
             diagonal = self.flatten(
                 curvature_diagonal(part, network, kind, self.seed, k)
@@ -290,6 +294,3 @@ class HessianFree(TruncatedNewton):
             return self.flatten(U)
 
         return precondition
-
-
-HessianFree.arguments = list(inspect.signature(HessianFree.__init__).parameters)[2:-1]

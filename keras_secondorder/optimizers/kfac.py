@@ -1,6 +1,5 @@
 """K-FAC: natural gradient with Kronecker-factored curvature."""
 
-import inspect
 from typing import NamedTuple
 
 import keras
@@ -17,7 +16,7 @@ from keras_secondorder.curvature import (
 from keras_secondorder.optimizers.arguments import check_one_of, check_range
 from keras_secondorder.optimizers.base import SecondOrderOptimizer, StepResult
 from keras_secondorder.solvers.damping import LevenbergMarquardt, reduction_ratio
-from keras_secondorder.solvers.schedules import at_step, deserialize, serialize
+from keras_secondorder.solvers.schedules import at_step
 from keras_secondorder.solvers.step_rules import (
     AdaptiveStep,
     Proposal,
@@ -218,13 +217,9 @@ class KFAC(SecondOrderOptimizer):
             )
         self._adapted = isinstance(self._damping_rule, LevenbergMarquardt)
         initial = float(self._damping_rule.initial or 0.0) if self._adapted else 0.0
-        self.damping_value = self._scalar("damping", initial)
-        self.gamma = self._scalar("gamma", initial**0.5)
-        self.rho = self._scalar("rho", float("nan"))
-
-    def _scalar(self, name, value):
-        initializer = keras.initializers.Constant(value)
-        return self.add_variable((), initializer, "float32", name=name)
+        self.damping_value = self.add_scalar("damping", initial)
+        self.gamma = self.add_scalar("gamma", initial**0.5)
+        self.rho = self.add_scalar("rho", float("nan"))
 
     def announce(self):
         """Print once which variables fell back, if some did."""
@@ -379,18 +374,7 @@ class KFAC(SecondOrderOptimizer):
         config = super().get_config()
         if self.adaptive:
             config["learning_rate"] = "adaptive"
-        for name in _ARGUMENTS:
-            config[name] = serialize(getattr(self, name))
         return config
-
-    @classmethod
-    def from_config(cls, config, custom_objects=None):
-        """Rebuild the optimizer from its arguments."""
-        return cls(**{name: deserialize(value) for name, value in config.items()})
-
-
-# The constructor's own arguments after the learning rate, which are all attributes.
-_ARGUMENTS = list(inspect.signature(KFAC.__init__).parameters)[2:-1]
 
 
 def _due(k, every: int):

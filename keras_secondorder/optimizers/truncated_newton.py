@@ -1,18 +1,16 @@
 """What the optimizers that solve for a step share: line search, damping, the logs."""
 
-import math
 from typing import NamedTuple
 
-import keras
 from keras import ops
 
 from keras_secondorder import vectors
-from keras_secondorder.capture import plan_blocks
 from keras_secondorder.optimizers.arguments import check_one_of, check_range
-from keras_secondorder.optimizers.base import SecondOrderOptimizer, StepResult
+from keras_secondorder.optimizers.base import StepResult
+from keras_secondorder.optimizers.flat import FlatOptimizer
 from keras_secondorder.solvers import backtracking_line_search
 from keras_secondorder.solvers.damping import LevenbergMarquardt, reduction_ratio
-from keras_secondorder.solvers.schedules import at_step, deserialize, serialize
+from keras_secondorder.solvers.schedules import at_step
 
 
 class Selection(NamedTuple):
@@ -45,7 +43,7 @@ class Trial(NamedTuple):
     logs: dict
 
 
-class TruncatedNewton(SecondOrderOptimizer):
+class TruncatedNewton(FlatOptimizer):
     """Base class of optimizers that minimise a damped quadratic model by products.
 
     ```
@@ -62,9 +60,6 @@ class TruncatedNewton(SecondOrderOptimizer):
         **kwargs: Keras's shared arguments.
     """
 
-    #: Names of the constructor's own arguments, all of which are attributes.
-    arguments: list = []
-
     def __init__(self, learning_rate, damping, selection_fraction, **kwargs):
         check_range("selection_fraction", selection_fraction, 0, 1)
         if isinstance(damping, str):
@@ -73,21 +68,13 @@ class TruncatedNewton(SecondOrderOptimizer):
             check_range("damping", damping, 0)
         if isinstance(learning_rate, int | float):
             check_range("learning_rate", learning_rate, 0)
-        super().__init__(
-            float(learning_rate) if isinstance(learning_rate, int) else learning_rate,
-            **kwargs,
-        )
+        super().__init__(learning_rate, **kwargs)
         self.damping = damping
         self.selection_fraction = selection_fraction
 
     def build_state(self, model):
-        """Create the scalars; remember the shapes of the parameters."""
-        variables = model.trainable_variables
-        self.precision = vectors.precision_of(variables)
-        self._shapes = [tuple(v.shape) for v in variables]
-        self.size = sum(math.prod(shape) for shape in self._shapes)
-        blocks = plan_blocks(model)
-        self.dense_wrappers = tuple(b.wrapper for b in blocks if b.wrapper is not None)
+        """Create the scalars."""
+        super().build_state(model)
         self._damping_rule = self.damping
         if self.damping == "auto":
             self._damping_rule = LevenbergMarquardt(
@@ -95,17 +82,8 @@ class TruncatedNewton(SecondOrderOptimizer):
             )
         self._adapted = isinstance(self._damping_rule, LevenbergMarquardt)
         initial = float(self._damping_rule.initial or 0.0) if self._adapted else 0.0
-        self.damping_value = self._scalar("damping", initial)
-        self.rho = self._scalar("rho", float("nan"))
-
-    def _scalar(self, name, value):
-        initializer = keras.initializers.Constant(value)
-        return self.add_variable((), initializer, self.precision, name=name)
-
-    @property
-    def wrappers(self):
-        """The layers that are watched during a step."""
-        return ()
+        self.damping_value = self.add_scalar("damping", initial)
+        self.rho = self.add_scalar("rho", float("nan"))
 
     def needs_taps(self, objective) -> bool:
         """Whether the gradient's pass records gradients at pre-activations."""
@@ -126,14 +104,6 @@ class TruncatedNewton(SecondOrderOptimizer):
     def keep(self, finite) -> None:
         """Store what the next step starts from, where the step was finite."""
 
-    def flatten(self, v: list):
-        """A parameter-space vector as one flat tensor."""
-        return vectors.flatten(v, self.precision)
-
-    def unflatten(self, x) -> list:
-        """A flat tensor as a parameter-space vector."""
-        return vectors.unflatten(x, self._shapes)
-
     def selection(self, objective) -> Selection:
         """The examples that judge a step, and their loss before it."""
         part = objective.part(self.selection_fraction, shift=1)
@@ -148,11 +118,7 @@ class TruncatedNewton(SecondOrderOptimizer):
         """One step on one batch."""
         k = ops.cast(self.iterations, "int32")
         linear = objective.linearize(taps=self.needs_taps(objective))
-        loss = linear.outputs[0]
-        gradient, _ = objective.gradient(linear)
-        gradient = self.flatten(gradient)
-        finite = ops.isfinite(loss) & ops.all(ops.isfinite(gradient))
-
+        loss, gradient, finite = self.loss_and_gradient(objective, linear)
         damping = self._damping(k, loss)
         trial = self.propose(objective, linear, gradient, damping, k)
         search = backtracking_line_search(
@@ -182,15 +148,3 @@ class TruncatedNewton(SecondOrderOptimizer):
         # A copy: PyTorch assigns in place, and this is read after the assignment.
         damping = vectors.values([self.damping_value])[0] + 0.0
         return ops.cast(self._damping_rule.start(damping, loss), self.precision)
-
-    def get_config(self):
-        """The constructor's arguments."""
-        config = super().get_config()
-        for name in self.arguments:
-            config[name] = serialize(getattr(self, name))
-        return config
-
-    @classmethod
-    def from_config(cls, config, custom_objects=None):
-        """Rebuild the optimizer from its arguments."""
-        return cls(**{name: deserialize(value) for name, value in config.items()})
