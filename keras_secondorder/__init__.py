@@ -6,7 +6,12 @@ plain Keras model with second-order information.
 
 from keras_secondorder import curvature, initializers, solvers
 from keras_secondorder.capture import LayerWrapper, register_layer_wrapper
-from keras_secondorder.optimizers import KFAC, HessianFree
+from keras_secondorder.optimizers import (
+    KFAC,
+    HessianFree,
+    KrylovSubspaceDescent,
+    NaturalGradient,
+)
 from keras_secondorder.solvers.damping import LevenbergMarquardt
 from keras_secondorder.solvers.step_rules import (
     AdaptiveStep,
@@ -23,6 +28,8 @@ install_hook()
 __all__ = [
     "KFAC",
     "HessianFree",
+    "KrylovSubspaceDescent",
+    "NaturalGradient",
     # parts of an optimizer
     "AdaptiveStep",
     "LevenbergMarquardt",

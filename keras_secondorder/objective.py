@@ -109,9 +109,13 @@ class Objective:
             share = self._share_of(count)
             ones = ops.ones((count,)) if sample_weight is None else sample_weight
             sample_weight = keras.tree.map_structure(lambda w: w * share, ones)
-        part = copy.copy(self)
-        part._x, part._y, part._sample_weight = x, y, sample_weight
-        return part
+        return self.on(x, y, sample_weight)
+
+    def on(self, x, y, sample_weight) -> "Objective":
+        """The objective of other data at the same point; `y` may be None."""
+        other = copy.copy(self)
+        other._x, other._y, other._sample_weight = x, y, sample_weight
+        return other
 
     def _sums(self):
         given = [g for g in keras.tree.flatten(self._model.loss) if g is not None]

@@ -41,6 +41,8 @@ class SecondOrderOptimizer(keras.optimizers.Optimizer):
         **kwargs: Keras's shared optimizer arguments.
     """
 
+    #: Arguments that are data, and so are not part of the config.
+    not_saved: tuple = ()
     #: Dtype of the loss, the gradient and the curvature.
     precision = "float32"
 
@@ -100,7 +102,8 @@ class SecondOrderOptimizer(keras.optimizers.Optimizer):
         own = list(inspect.signature(type(self).__init__).parameters)[1:-1]
         for name in own:
             if name not in config:
-                config[name] = serialize(getattr(self, name))
+                value = None if name in self.not_saved else getattr(self, name)
+                config[name] = serialize(value)
         return config
 
     @classmethod

@@ -1,6 +1,7 @@
 """Solvers that know nothing of networks: vectors, products and scalars only."""
 
 from keras_secondorder.solvers.backtracking import Choice, backtrack
+from keras_secondorder.solvers.bfgs import bfgs
 from keras_secondorder.solvers.conjugate_gradient import conjugate_gradient
 from keras_secondorder.solvers.lanczos import (
     RitzPairs,
@@ -29,6 +30,7 @@ __all__ = [
     "Tridiagonal",
     "backtrack",
     "backtracking_line_search",
+    "bfgs",
     "conjugate_gradient",
     "describe",
     "lanczos",

@@ -1,0 +1,212 @@
+"""Natural gradient descent by a truncated solve, with the metric on data of choice."""
+
+import warnings
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_secondorder.curvature.products import (
+    empirical_fisher_products,
+    fisher_products,
+)
+from keras_secondorder.likelihoods import CounterSeed
+from keras_secondorder.optimizers.arguments import check_one_of, check_range
+from keras_secondorder.optimizers.truncated_newton import Trial, TruncatedNewton
+from keras_secondorder.solvers import conjugate_gradient, minres_qlp
+
+METRICS = ("fisher", "covariance")
+SOLVERS = ("minres_qlp", "cg")
+
+
+@keras.saving.register_keras_serializable(package="keras_secondorder")
+class NaturalGradient(TruncatedNewton):
+    """Natural gradient descent with the metric of the model's own distribution.
+
+    ```
+    G     = J^T F_z J                             # on metric_data, no labels needed
+    delta = solve (G + lambda I) delta = -g       # a few iterations
+    t     = backtracking line search along delta
+    theta += learning_rate * t * delta
+    lambda  follows  rho = (h(theta + t delta) - h(theta)) / M(t delta)
+    ```
+
+    With linear, sigmoid and softmax outputs `F_z` is that of a Gaussian, of Bernoulli
+    variables and of a categorical one, as the compiled loss says.
+
+    Args:
+        learning_rate: A number or a Keras schedule; 1 takes the step as found.
+        damping: `lambda`: a `LevenbergMarquardt` object, a number or a schedule.
+            "auto" is `LevenbergMarquardt(None, every=1, decay=2/3, minimum=1e-6)`.
+        metric: "fisher", or "covariance" for the centred covariance of the gradients
+            of single examples, which needs labels.
+        metric_data: What `G` is measured on: None for the batch itself; an array of
+            inputs, labelled or not; `(x, y)`; or a data set of them, which is read
+            once. It is not saved with the model.
+        metric_rows: Examples drawn from `metric_data` for each step.
+        solver: "minres_qlp" or "cg".
+        solver_iterations: Most iterations of the solver for a step.
+        rtol: Residual at which it stops, relative to the gradient.
+        selection_fraction: Share of the batch for line search and reduction ratio.
+        seed: Seed of the draws from `metric_data`.
+        **kwargs: Keras's shared arguments.
+
+    Raises:
+        ValueError: Arguments that do not go together.
+
+    Example:
+        >>> import keras, keras_secondorder as kso
+        >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        >>> x = keras.random.normal((256, 4), seed=0)
+        >>> optimizer = kso.NaturalGradient(metric_data=x[64:])
+        >>> model.compile(optimizer=optimizer, loss="mse")
+        >>> history = model.fit(x[:64], x[:64, :1], batch_size=64, epochs=12, verbose=0)
+        >>> history.history["loss"][-1] < 1e-3
+        True
+
+    References:
+        Pascanu & Bengio (2014), sections 2 to 5 and 7; eq. 30 for the damping. For
+        "covariance": Le Roux, Manzagol & Bengio (2008).
+    """
+
+    not_saved = ("metric_data",)
+
+    def __init__(
+        self,
+        learning_rate=1.0,
+        damping="auto",
+        metric: str = "fisher",
+        metric_data=None,
+        metric_rows: int = 500,
+        solver: str = "minres_qlp",
+        solver_iterations: int = 20,
+        rtol: float = 1e-4,
+        selection_fraction: float = 1.0,
+        seed: int = 0,
+        **kwargs,
+    ):
+        check_one_of("metric", metric, METRICS)
+        check_one_of("solver", solver, SOLVERS)
+        check_range("metric_rows", metric_rows, 0)
+        check_range("solver_iterations", solver_iterations, 0)
+        check_range("rtol", rtol, 0)
+        super().__init__(learning_rate, damping, selection_fraction, **kwargs)
+        self.metric = metric
+        self.metric_data = None if metric_data is None else _arrays(metric_data)
+        self.metric_rows = metric_rows
+        self.solver = solver
+        self.solver_iterations = solver_iterations
+        self.rtol = rtol
+        self.seed = seed
+        if metric == "covariance" and self.metric_data and self.metric_data[1] is None:
+            raise ValueError(
+                "The covariance of the gradients needs labels. Received "
+                "metric='covariance' with inputs only. Pass metric_data=(x, y), or use "
+                "metric='fisher'."
+            )
+
+    def build_state(self, model):
+        """Create the scalars; put the metric's data where the steps are computed."""
+        super().build_state(model)
+        self._metric_tensors = keras.tree.map_structure(
+            lambda a: None if a is None else ops.convert_to_tensor(a), self.metric_data
+        )
+
+    def propose(self, objective, linear, gradient, damping, k) -> Trial:
+        """A truncated solve with the damped metric."""
+        metric = self._metric_objective(objective, k)
+        if self.metric == "covariance":
+            G = empirical_fisher_products(metric, centered=True)
+        else:
+            G = fisher_products(metric)
+
+        def product(x):
+            return self.flatten(G.product(self.unflatten(x))) + damping * x
+
+        if self.solver == "cg":
+            solution = conjugate_gradient(
+                product,
+                -gradient,
+                max_iterations=self.solver_iterations,
+                epsilon=None,
+                rtol=self.rtol,
+            )
+        else:
+            solution = minres_qlp(
+                product,
+                -gradient,
+                max_iterations=self.solver_iterations,
+                rtol=self.rtol,
+            )
+        step = solution.x
+        logs = {
+            "solver_iterations": solution.iterations,
+            "solver_residual": solution.residual_norm
+            / ops.sqrt(ops.sum(gradient * gradient)),
+            "solver_status": solution.status,
+        }
+        slope, curvature = ops.sum(gradient * step), ops.sum(step * product(step))
+        return Trial(step, slope, curvature, self.selection(objective), logs)
+
+    def _metric_objective(self, objective, k):
+        """The examples that the metric is measured on in this step."""
+        if self._metric_tensors is None:
+            return objective
+        x, y = self._metric_tensors
+        total = keras.tree.flatten(x)[0].shape[0]
+        count = min(self.metric_rows, total)
+        draw = keras.random.uniform((count,), seed=CounterSeed(self.seed, k, stream=2))
+        rows = ops.minimum(ops.cast(draw * total, "int32"), total - 1)
+
+        def take(tensor):
+            return None if tensor is None else ops.take(tensor, rows, axis=0)
+
+        x, y = keras.tree.map_structure(take, (x, y))
+        return objective.on(x, y, None)
+
+    def get_config(self):
+        """The constructor's arguments, without the metric's data."""
+        if self.metric_data is not None:
+            warnings.warn(
+                "The data of NaturalGradient(metric_data=...) are not saved. A model "
+                "that is loaded measures its metric on the batch; compile it with the "
+                "data again.",
+                stacklevel=2,
+            )
+        return super().get_config()
+
+
+def _arrays(data) -> tuple:
+    """`(x, y)` as NumPy arrays in Keras's float type; `y` is None without labels."""
+    if _is_dataset(data):
+        batches = [_pair(batch) for batch in _items(data)]
+        x, y = keras.tree.map_structure(
+            lambda *parts: None if parts[0] is None else np.concatenate(parts), *batches
+        )
+        return x, y
+    return _pair(data)
+
+
+def _pair(data) -> tuple:
+    x, y, _ = keras.utils.unpack_x_y_sample_weight(
+        tuple(data) if isinstance(data, list | tuple) else data
+    )
+    return keras.tree.map_structure(_as_array, (x, y))
+
+
+def _as_array(value):
+    if value is None:
+        return None
+    array = np.asarray(ops.convert_to_numpy(value))
+    floating = array.dtype.kind == "f"
+    return array.astype(keras.config.floatx()) if floating else array
+
+
+def _is_dataset(data) -> bool:
+    return not isinstance(data, list | tuple | dict) and not hasattr(data, "shape")
+
+
+def _items(data):
+    if isinstance(data, keras.utils.PyDataset):
+        return (data[i] for i in range(data.num_batches))
+    return data
