@@ -119,7 +119,10 @@ class Objective:
 
     def _sums(self):
         given = [g for g in keras.tree.flatten(self._model.loss) if g is not None]
-        return all(keras.losses.get(loss).reduction == "sum" for loss in given)
+        found = [keras.losses.get(loss) for loss in given]
+        # A plain function has no reduction of its own: Keras takes the mean.
+        sums = [getattr(loss, "reduction", None) == "sum" for loss in found]
+        return bool(sums) and all(sums)
 
     def _scope(self, parameters):
         values = zip(self.variables, parameters, strict=True)

@@ -43,7 +43,9 @@ def hessian_products(objective: Objective) -> Products:
     return Products(product)
 
 
-def gauss_newton_products(objective: Objective, network=None) -> Products:
+def gauss_newton_products(
+    objective: Objective, network=None, structural=None
+) -> Products:
     """`C = J^T H_z J + diag(eta)`, the generalised Gauss-Newton matrix.
 
     `H_z` is the Hessian of the loss with respect to the outputs, and `eta` the
@@ -52,11 +54,12 @@ def gauss_newton_products(objective: Objective, network=None) -> Products:
     Args:
         objective: The batch.
         network: Its `linearize_network()`, where it is at hand.
+        structural: See `fisher_products`.
 
     References:
         Schraudolph (2002); Martens (2016), thesis, section 4.3.
     """
-    fisher = fisher_products(objective, network)
+    fisher = fisher_products(objective, network, structural)
     eta = [l2_curvature(v) for v in objective.variables]
 
     def product(v):
@@ -68,15 +71,21 @@ def gauss_newton_products(objective: Objective, network=None) -> Products:
     return fisher._replace(product=product) if any(eta) else fisher
 
 
-def fisher_products(objective: Objective, network=None) -> Products:
+def fisher_products(objective: Objective, network=None, structural=None) -> Products:
     """`C = J^T F_z J` with the exact Fisher matrix `F_z` of the outputs.
+
+    Structural damping adds `structural * mean_n J_a^T J_a` for the activations that the
+    network was linearised with: the curvature of half their squared change. Both parts
+    share one pass in each direction.
 
     Args:
         objective: The batch; its targets do not matter.
         network: Its `linearize_network()`, where it is at hand.
+        structural: Weight of the structural damping, a scalar, or None.
 
     References:
         Martens (2016), thesis, sections 5.1 and 5.5; Pascanu & Bengio (2014), eq. 8.
+        Martens & Sutskever (2011), section 3.2; thesis, section 4.6.4.
     """
     network = network or objective.linearize_network()
     outputs, (weights, _) = network.outputs, network.aux
@@ -84,7 +93,12 @@ def fisher_products(objective: Objective, network=None) -> Products:
 
     def product(v):
         tangents = network.push(v)
-        return network.pullback(curvature_cotangents(curves, outputs, tangents))
+        cotangents = curvature_cotangents(curves, outputs, tangents)
+        if structural is not None:
+            weight = structural / ops.cast(objective.examples, objective.precision)
+            for i in range(objective.output_count, len(outputs)):
+                cotangents[i] = weight * tangents[i]
+        return network.pullback(cotangents)
 
     def root(u):
         u = iter(u)  # one tensor for each curve, which are asked in order
@@ -161,29 +175,6 @@ def empirical_fisher_products(objective: Objective, centered: bool = False) -> P
         )
         Cv = products.product(v)
         return [c - along * m for c, m in zip(Cv, mean, strict=True)]
-
-    return Products(product)
-
-
-def activation_products(objective: Objective, network) -> Products:
-    """`C = mean_n J_n^T J_n` of the activations that the network was linearised with.
-
-    It is the curvature of half the squared change of the activations: the penalty of
-    structural damping.
-
-    Args:
-        objective: The batch.
-        network: Its `linearize_network(watch=layers)`.
-
-    References:
-        Martens & Sutskever (2011), section 3.2; Martens (2016), thesis, section 4.6.4.
-    """
-    count = objective.output_count
-    share = 1.0 / ops.cast(objective.examples, objective.precision)
-
-    def product(v):
-        tangents = network.push(v)[count:]
-        return network.pullback([None] * count + [share * t for t in tangents])
 
     return Products(product)
 

@@ -7,7 +7,6 @@ from keras_secondorder import vectors
 from keras_secondorder.capture import recurrent_layers
 from keras_secondorder.curvature import BlockDiagonal
 from keras_secondorder.curvature.products import (
-    activation_products,
     fisher_products,
     gauss_newton_products,
     hessian_products,
@@ -245,18 +244,13 @@ class HessianFree(TruncatedNewton):
             network = part.linearize_network(self._needs_diagonal, self._watched)
         build = CURVATURES[self.curvature]
         if self.curvature == "hessian":
-            terms = [(1.0, build(part))]
+            C = build(part)
         else:
-            terms = [(1.0, build(part, network))]
-        if self._watched:
-            mu = damping * self.structural_damping
-            terms.append((mu, activation_products(part, network)))
+            mu = damping * self.structural_damping if self._watched else None
+            C = build(part, network, mu)
 
         def multiply(x):
-            v, total = self.unflatten(x), 0.0
-            for factor, term in terms:
-                total = total + factor * self.flatten(term.product(v))
-            return total
+            return self.flatten(C.product(self.unflatten(x)))
 
         diagonal = None
         if self._needs_diagonal:
