@@ -122,9 +122,7 @@ def blocks_of(model, **plan) -> list:
     """The curvature blocks of a model, without an optimizer."""
 
     def add_variable(shape, initializer="zeros", dtype=None, name=None):
-        return keras.Variable(
-            keras.ops.zeros(shape, dtype), trainable=False, name=name
-        )
+        return keras.Variable(keras.ops.zeros(shape, dtype), trainable=False, name=name)
 
     return BlockDiagonal(model, add_variable, **plan).blocks
 

@@ -1,6 +1,7 @@
 """Curvature matrices: to be multiplied by, and approximations to be inverted."""
 
 from keras_secondorder.curvature.block_diagonal import BlockDiagonal, Inverses
+from keras_secondorder.curvature.dense_operator import DenseOperator
 from keras_secondorder.curvature.diagonal import DiagonalBlock, IdentityBlock
 from keras_secondorder.curvature.fisher_model import fisher_model
 from keras_secondorder.curvature.kronecker import KroneckerBlock
@@ -11,7 +12,7 @@ from keras_secondorder.curvature.network import (
     gauss_newton,
     hessian,
 )
-from keras_secondorder.curvature.operator import DenseOperator, LinearOperator
+from keras_secondorder.curvature.operator import LinearOperator
 from keras_secondorder.curvature.spectrum import Density, Eigenpairs
 from keras_secondorder.curvature.statistics import FISHERS, batch_factors
 

@@ -1,14 +1,12 @@
 """The curvature matrices of a compiled model, to be multiplied by and looked at."""
 
 import math
-from collections.abc import Iterable
-from typing import Any
 
-import keras
 import numpy as np
 from keras import ops
 
 from keras_secondorder import autodiff, vectors
+from keras_secondorder.curvature.batches import Batches, rows_of
 from keras_secondorder.curvature.operator import (
     MAX_EXACT_PRODUCTS,
     LinearOperator,
@@ -35,7 +33,8 @@ def hessian(model, x, y=None, sample_weight=None, training: bool = False):
             Of several batches, the average is taken, weighted by their rows, and the
             memory is that of one.
         y: Targets, where `x` is an array.
-        sample_weight: Weights of the examples, or None.
+        sample_weight: Weights of the examples, or None; where `x` holds batches, they
+            come with them.
         training: Whether layers are in training mode: then dropout masks are drawn
             once, for the life of the operator. Batch normalisation statistics never
             move.
@@ -44,7 +43,8 @@ def hessian(model, x, y=None, sample_weight=None, training: bool = False):
         A `LinearOperator` at the present weights; training on does not change it.
 
     Raises:
-        ValueError: The model is not compiled or not built, or has nothing to train.
+        ValueError: The model is not compiled or not built, or has nothing to train;
+            there are no labels, or no batches.
 
     Example:
         >>> import keras, numpy as np, keras_secondorder as kso
@@ -57,8 +57,10 @@ def hessian(model, x, y=None, sample_weight=None, training: bool = False):
     References:
         Pearlmutter (1994); Martens (2016), thesis, section 2.2.
     """
-    data = _Batches(x, y, sample_weight)
-    return NetworkOperator(model, data, hessian_products, training, builds_loss=True)
+    data = Batches(model, x, y, sample_weight)
+    return NetworkOperator(
+        model, data, lambda h, number: hessian_products(h), training, builds_loss=True
+    )
 
 
 def gauss_newton(model, x, y=None, sample_weight=None, training: bool = False):
@@ -83,8 +85,14 @@ def gauss_newton(model, x, y=None, sample_weight=None, training: bool = False):
     References:
         Schraudolph (2002); Martens (2016), thesis, section 4.3.
     """
-    data = _Batches(x, y, sample_weight)
-    return NetworkOperator(model, data, gauss_newton_products, training, penalized=True)
+    data = Batches(model, x, y, sample_weight)
+    return NetworkOperator(
+        model,
+        data,
+        lambda h, number: gauss_newton_products(h),
+        training,
+        penalized=True,
+    )
 
 
 def fisher(
@@ -116,12 +124,12 @@ def fisher(
         Martens (2016), thesis, sections 5.1, 5.5 and 6.5.
     """
 
-    def build(objective):
+    def build(objective, number):
         if samples is None:
             return fisher_products(objective)
-        return sampled_fisher_products(objective, samples, seed)
+        return sampled_fisher_products(objective, samples, seed, number)
 
-    data = _Batches(x, None, sample_weight, labelled=False)
+    data = Batches(model, x, None, sample_weight, labelled=False)
     return NetworkOperator(model, data, build, training)
 
 
@@ -135,12 +143,17 @@ def empirical_fisher(
 ):
     """The second moment of the gradients of single examples, with their labels.
 
+    The gradients are those of `-log p`: for a squared loss over `D` outputs, the loss
+    is `2 / D` times that, and so is this matrix. A loss without a distribution counts
+    as `-log p` itself.
+
     Args:
         model: See `hessian`.
         x: See `hessian`.
         y: See `hessian`.
         sample_weight: See `hessian`.
-        centered: Whether the mean gradient is taken out: the covariance matrix.
+        centered: Whether the mean gradient is taken out: the covariance matrix. Of
+            several batches, each has its own mean.
         training: See `hessian`.
 
     Returns:
@@ -154,10 +167,10 @@ def empirical_fisher(
         for why this is not the Fisher matrix.
     """
 
-    def build(objective):
+    def build(objective, number):
         return empirical_fisher_products(objective, centered)
 
-    data = _Batches(x, y, sample_weight)
+    data = Batches(model, x, y, sample_weight)
     return NetworkOperator(model, data, build, training)
 
 
@@ -170,7 +183,7 @@ class NetworkOperator(LinearOperator):
     Args:
         model: A compiled and built Keras model.
         data: The batches.
-        build: `Objective -> Products`.
+        build: `(Objective, number of the batch) -> Products`.
         training: Whether layers are in training mode.
         builds_loss: Whether the products use Keras's own `compute_loss`.
         penalized: Whether the products include the curvature of L2 penalties.
@@ -193,33 +206,49 @@ class NetworkOperator(LinearOperator):
         eta = [l2_curvature(v) if penalized else 0.0 for v in variables]
         full = [ops.full(s, e) for s, e in zip(self.shapes, eta, strict=True)]
         self._penalties = vectors.flatten(full, self.dtype) if any(eta) else 0.0
-        loss_weights = loss_weights_of(model)
+        loss_weights, shapes, dtype = loss_weights_of(model), self.shapes, self.dtype
+        loss = model.loss
 
-        def prepare(parameters, state, batch):
+        # These close over no `self`: a cycle would keep the linearisation in memory
+        # until the garbage collector comes by.
+        def prepare(parameters, state, batch, number):
             objective = Objective(
                 model,
                 *batch,
                 loss_weights=loss_weights,
                 training=training,
                 values=(parameters, state),
-                precision=self.dtype,
+                precision=dtype,
             )
-            made = build(objective)
-            like = [ops.zeros(shape, self.dtype) for shape in self.shapes]
-            seeds = [ops.zeros(shape, self.dtype) for shape in made.root_shapes]
+            made = build(objective, number)
+            like = [ops.zeros(shape, dtype) for shape in shapes]
+            seeds = [ops.zeros(shape, dtype) for shape in made.root_shapes]
             root = made.root and autodiff.portable(made.root, seeds)
             return autodiff.portable(made.product, like), root, seeds
 
+        def check_unchanged():
+            same = [id(v) for v in model.trainable_variables] == places
+            if not same or model.loss is not loss:
+                raise ValueError(
+                    "An operator on several batches goes back to its model for each "
+                    "of them. The model has been compiled with another loss, or layers "
+                    "frozen or unfrozen, since it was made. Make the operator again."
+                )
+
         def multiply(product, flat):
-            v = vectors.unflatten(flat, self.shapes)
-            return vectors.flatten(product(v), self.dtype)
+            v = vectors.unflatten(flat, shapes)
+            return vectors.flatten(product(v), dtype)
 
         def apply_root(root, u):
-            return vectors.flatten(root(u), self.dtype)
+            return vectors.flatten(root(u), dtype)
 
+        places = [id(v) for v in variables]
+        self._check_unchanged = check_unchanged
         self._prepare = autodiff.compiled(prepare)
         self._multiply = autodiff.compiled(multiply)
         self._apply_root = autodiff.compiled(apply_root)
+        # At once: what cannot be done is said here, and a single batch is done with.
+        next(self._prepared())
 
     def products(self, columns):
         """One pass over the data, for all columns."""
@@ -277,9 +306,11 @@ class NetworkOperator(LinearOperator):
         if self._kept is not None:
             yield self._kept
             return
-        for batch in self._data:
-            prepared = self._prepare(self._point, self._state, batch)
-            item = prepared, _rows(batch)
+        self._check_unchanged()
+        for number, batch in enumerate(self._data):
+            number = ops.convert_to_tensor(number, "int32")
+            prepared = self._prepare(self._point, self._state, batch, number)
+            item = prepared, rows_of(batch)
             if self._data.single:
                 self._kept = item
             yield item
@@ -297,56 +328,6 @@ def _units(shapes):
 def _signs(random, shapes, number):
     for _ in range(number):
         yield [2.0 * random.integers(0, 2, s) - 1.0 for s in shapes]
-
-
-class _Batches:
-    """Data as batches `(x, y, sample_weight)` of tensors, as often as wanted."""
-
-    def __init__(self, x, y, sample_weight, labelled=True):
-        self.single = y is not None or _is_batch(x)
-        self._labelled = labelled
-        self._source = [(x, y, sample_weight)] if self.single else x
-        if not self.single and iter(x) is x:
-            raise ValueError(
-                "An operator goes through its batches once for each product. Received "
-                f"{type(x).__name__}, which can be read only once. Pass a data set, or "
-                "a list of its batches."
-            )
-
-    def __iter__(self):
-        for batch in _items(self._source):
-            x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(
-                tuple(batch) if isinstance(batch, list | tuple) else batch
-            )
-            y = y if self._labelled else None
-            yield keras.tree.map_structure(_as_tensor, (x, y, sample_weight))
-
-
-def _items(source) -> Iterable:
-    if isinstance(source, keras.utils.PyDataset):
-        return (source[i] for i in range(source.num_batches))
-    return source
-
-
-def _is_batch(x) -> bool:
-    """Whether `x` holds arrays, rather than batches of them."""
-    if isinstance(x, list | tuple):
-        return not any(isinstance(item, list | tuple) for item in x)
-    return isinstance(x, dict) or hasattr(x, "shape")
-
-
-def _as_tensor(value: Any):
-    if value is None or keras.ops.is_tensor(value):
-        return value
-    array = np.asarray(value)
-    if array.dtype.kind == "f":
-        array = array.astype(keras.config.floatx())  # as `fit` does
-    return ops.convert_to_tensor(array)
-
-
-def _rows(batch) -> int:
-    first = next(t for t in keras.tree.flatten(batch[0]) if t is not None)
-    return int(first.shape[0])
 
 
 def _build_loss(model, data) -> None:

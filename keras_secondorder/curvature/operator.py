@@ -2,9 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
 
-import keras
 import numpy as np
 from keras import ops
 
@@ -37,6 +35,7 @@ class LinearOperator:
 
     Example:
         >>> import numpy as np
+        >>> from keras_secondorder.curvature import DenseOperator
         >>> A = DenseOperator(np.diag([1.0, 2.0, 4.0]))
         >>> (A.damped(1.0) @ np.ones(3)).tolist()
         [2.0, 3.0, 5.0]
@@ -79,6 +78,11 @@ class LinearOperator:
         return Sum([(1.0, self), (-1.0, other)])
 
     def __mul__(self, factor: float) -> "LinearOperator":
+        if isinstance(factor, LinearOperator):
+            raise TypeError(
+                "An operator is multiplied by a number. Received another operator. "
+                "Multiply a vector by one after the other: `A @ (B @ v)`."
+            )
         return Sum([(factor, self)])
 
     __rmul__ = __mul__
@@ -345,6 +349,7 @@ class Sum(LinearOperator):
 
     Raises:
         ValueError: The shapes differ.
+        TypeError: An `A_i` is no operator.
     """
 
     def __init__(self, terms: list, shift: float = 0.0):
@@ -352,6 +357,11 @@ class Sum(LinearOperator):
         super().__init__(first.shapes, first.dtype)
         self._terms, self._shift = terms, shift
         for _, term in terms:
+            if not isinstance(term, LinearOperator):
+                raise TypeError(
+                    f"An operator is added to an operator. Received {term!r}. "
+                    "`A.damped(lam)` adds a multiple of the identity."
+                )
             if term.shape != first.shape:
                 raise ValueError(
                     f"Operators can be added where their shapes agree. Received "
@@ -362,32 +372,12 @@ class Sum(LinearOperator):
         """The weighted sum of the terms' products."""
         totals = [self._shift * v for v in columns]
         for factor, term in self._terms:
+            own = [ops.cast(v, term.dtype) for v in columns]
             totals = [
                 t + factor * ops.cast(Av, self.dtype)
-                for t, Av in zip(totals, term.products(columns), strict=True)
+                for t, Av in zip(totals, term.products(own), strict=True)
             ]
         return totals
-
-
-class DenseOperator(LinearOperator):
-    """A matrix that is at hand.
-
-    Args:
-        matrix: Symmetric, shape `(P, P)`.
-        shapes: Shapes of a nested vector; default: one tensor of shape `(P,)`.
-    """
-
-    def __init__(self, matrix: Any, shapes: list | None = None):
-        matrix = ops.convert_to_tensor(matrix)
-        dtype = keras.backend.standardize_dtype(matrix.dtype)
-        super().__init__(shapes or [(matrix.shape[0],)], dtype)
-        self._matrix = matrix
-
-    def products(self, columns):
-        """Columns of one matrix product."""
-        # `@` rather than `ops.matmul`, which turns float64 to float32 on torch.
-        result = self._matrix @ ops.stack(columns, axis=1)
-        return [result[:, i] for i in range(len(columns))]
 
 
 def _rank(v) -> int:

@@ -112,13 +112,16 @@ def fisher_products(objective: Objective, network=None, structural=None) -> Prod
     return Products(product, root, tuple(shapes))
 
 
-def sampled_fisher_products(objective: Objective, samples: int, seed: int) -> Products:
+def sampled_fisher_products(
+    objective: Objective, samples: int, seed: int, number=0
+) -> Products:
     """The Fisher matrix with targets drawn from the model, averaged over draws.
 
     Args:
         objective: The batch; its targets do not matter.
         samples: Number of draws for each example.
         seed: Python integer.
+        number: Number of the batch, an integer scalar; each has draws of its own.
 
     References:
         Martens (2016), thesis, section 6.5.
@@ -127,7 +130,7 @@ def sampled_fisher_products(objective: Objective, samples: int, seed: int) -> Pr
     curves = objective.curves(network.outputs, network.aux[0])
 
     def draw(i):
-        random = CounterSeed(seed, ops.convert_to_tensor(i, "int32"))
+        random = CounterSeed(seed, ops.cast(number, "int32") * samples + i)
 
         def sampled(curve, z):
             return curve.likelihood.sampled_sqrt(z, random)
@@ -146,7 +149,10 @@ def empirical_fisher_products(objective: Objective, centered: bool = False) -> P
     C = sum_n w_n g_n g_n^T   [- g g^T,  g = sum_n w_n g_n / sqrt(sum_n w_n)]
     ```
 
-    with `w_n` the weight of example n in the objective.
+    with `w_n` the weight of example n in the objective, and the gradient of the loss
+    over the root of the loss's own constant, so that targets from the model itself
+    would give the Fisher matrix in expectation. Of an example with several positions
+    or heads, `sqrt(w_n) g_n` is the sum of theirs.
 
     Args:
         objective: The batch.
@@ -161,13 +167,8 @@ def empirical_fisher_products(objective: Objective, centered: bool = False) -> P
     products = _outer_products(network, [cotangents], objective.examples)
     if not centered:
         return products
-    total = sum(ops.sum(c.weights) for c in curves)
-    mean = [None] * len(network.outputs)
-    for curve in curves:
-        z = cotangents[curve.output]
-        weighted = by_position(z, curve.weights) * ops.sqrt(curve.weights)[..., None]
-        mean[curve.output] = ops.reshape(weighted, ops.shape(z)) / ops.sqrt(total)
-    mean = network.pullback(mean)
+    omega = sum(_example_weights(c.weights, objective.examples) for c in curves)
+    mean = network.pullback(_times(cotangents, ops.sqrt(omega / ops.sum(omega))))
 
     def product(v):
         along = sum(
@@ -202,6 +203,13 @@ def _outer_products(network, drawn: list, examples) -> Products:
         return total
 
     return Products(product, root, ((examples,),) * len(drawn))
+
+
+def _example_weights(weights, examples):
+    """The weight of every example: the sum of those of its positions."""
+    if len(weights.shape) == 0:
+        return ops.broadcast_to(weights / examples, (examples,))
+    return _by_example(weights, examples)
 
 
 def _by_example(values, examples):

@@ -1,0 +1,38 @@
+"""A symmetric matrix that is at hand."""
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_secondorder.curvature.operator import LinearOperator
+
+
+class DenseOperator(LinearOperator):
+    """A matrix that is at hand.
+
+    Args:
+        matrix: Symmetric, shape `(P, P)`; float64 is kept, all else is float32.
+        shapes: Shapes of a nested vector; default: one tensor of shape `(P,)`.
+
+    Raises:
+        ValueError: The matrix is not square.
+    """
+
+    def __init__(self, matrix: Any, shapes: list | None = None):
+        matrix = ops.convert_to_tensor(matrix)
+        if len(matrix.shape) != 2 or matrix.shape[0] != matrix.shape[1]:
+            raise ValueError(
+                f"`matrix` must be square. Received one of shape {tuple(matrix.shape)}."
+            )
+        if keras.backend.standardize_dtype(matrix.dtype) != "float64":
+            matrix = ops.cast(matrix, "float32")
+        dtype = keras.backend.standardize_dtype(matrix.dtype)
+        super().__init__(shapes or [(matrix.shape[0],)], dtype)
+        self._matrix = matrix
+
+    def products(self, columns):
+        """Columns of one matrix product."""
+        # `@` rather than `ops.matmul`, which turns float64 to float32 on torch.
+        result = self._matrix @ ops.stack(columns, axis=1)
+        return [result[:, i] for i in range(len(columns))]

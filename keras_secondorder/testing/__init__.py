@@ -1,0 +1,5 @@
+"""Suites of checks that anyone can run on an implementation of their own."""
+
+from keras_secondorder.testing.operator import check_operator
+
+__all__ = ["check_operator"]
