@@ -86,9 +86,6 @@ class Objective:
     def part(self, fraction: float, shift: int = 0) -> "Objective":
         """The objective on some examples of the batch, as a batch of its own.
 
-        Where all losses are sums over the batch, the examples count for those that are
-        left out as well.
-
         Args:
             fraction: Share of the examples, in (0, 1]; never fewer than 64.
             shift: Python integer; parts with different shifts are different examples
@@ -96,7 +93,7 @@ class Objective:
         """
         if self.whole_batch(fraction):
             return self
-        rows, count = self._rows(fraction)
+        rows, _ = self._rows(fraction)
         rows = (rows + shift) % self.examples
 
         def take(tensor):
@@ -105,16 +102,21 @@ class Objective:
         x, y, sample_weight = keras.tree.map_structure(
             take, (self._x, self._y, self._sample_weight)
         )
-        if self._sums():
-            share = self._share_of(count)
-            ones = ops.ones((count,)) if sample_weight is None else sample_weight
-            sample_weight = keras.tree.map_structure(lambda w: w * share, ones)
         return self.on(x, y, sample_weight)
 
     def on(self, x, y, sample_weight) -> "Objective":
-        """The objective of other data at the same point; `y` may be None."""
+        """The objective of other data at the same point; `y` may be None.
+
+        Where all losses are sums over the batch, the sum is scaled to as many examples
+        as this batch has.
+        """
         other = copy.copy(self)
         other._x, other._y, other._sample_weight = x, y, sample_weight
+        if self._sums():
+            count = other.examples
+            share = self._share_of(count)
+            ones = ops.ones((count,)) if sample_weight is None else sample_weight
+            other._sample_weight = keras.tree.map_structure(lambda w: w * share, ones)
         return other
 
     def _sums(self):

@@ -10,6 +10,11 @@ from keras_secondorder.likelihoods.base import Likelihood
 MAX_DENSE_OUTPUTS = 64
 # Rounding alone moves an eigenvalue of a float32 Hessian by about 1e-6 of the largest.
 CONVEXITY_TOLERANCE = 1e-4
+# The curvatures that need only derivatives of the whole objective.
+WITHOUT_OUTPUT_HESSIAN = (
+    "Use KFAC(fisher='empirical', damping=0.1), HessianFree(curvature='hessian') or "
+    "NaturalGradient(metric='covariance')"
+)
 
 
 class OutputHessian(Likelihood):
@@ -117,7 +122,7 @@ def check_convex(loss, target_rank: int, width: int) -> None:
             raise ValueError(
                 f"The loss '{name}' couples {width} outputs with one another, and "
                 f"its Hessian is formed for at most {MAX_DENSE_OUTPUTS}. "
-                "Use KFAC(fisher='empirical', damping=0.1)."
+                f"{WITHOUT_OUTPUT_HESSIAN}."
             )
         values = block[:, np.arange(probes), np.arange(probes)]
     else:
@@ -126,6 +131,6 @@ def check_convex(loss, target_rank: int, width: int) -> None:
         raise ValueError(
             f"The loss '{name}' is not convex in the outputs of the model, so it has "
             "no Gauss-Newton matrix. Received a loss whose output Hessian has the "
-            f"eigenvalue {values.min():.3g}. Use "
-            "KFAC(fisher='empirical', damping=0.1), or a convex loss."
+            f"eigenvalue {values.min():.3g}. {WITHOUT_OUTPUT_HESSIAN}, "
+            "or a convex loss."
         )

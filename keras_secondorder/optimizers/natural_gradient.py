@@ -43,7 +43,8 @@ class NaturalGradient(TruncatedNewton):
         metric_data: What `G` is measured on: None for the batch itself; an array of
             inputs, labelled or not; `(x, y)`; or a data set of them, which is read
             once. It is not saved with the model.
-        metric_rows: Examples drawn from `metric_data` for each step.
+        metric_rows: Examples drawn from `metric_data` for each step, with replacement;
+            all of them where there are no more.
         solver: "minres_qlp" or "cg".
         solver_iterations: Most iterations of the solver for a step.
         rtol: Residual at which it stops, relative to the gradient.
@@ -153,8 +154,9 @@ class NaturalGradient(TruncatedNewton):
         if self._metric_tensors is None:
             return objective
         x, y = self._metric_tensors
-        total = keras.tree.flatten(x)[0].shape[0]
-        count = min(self.metric_rows, total)
+        total, count = keras.tree.flatten(x)[0].shape[0], self.metric_rows
+        if total <= count:
+            return objective.on(x, y, None)
         draw = keras.random.uniform((count,), seed=CounterSeed(self.seed, k, stream=2))
         rows = ops.minimum(ops.cast(draw * total, "int32"), total - 1)
 
