@@ -24,6 +24,7 @@ The functions of a backend module:
     no_grad()                   -> a context in which no graph is recorded
     spd_inverses(matrices, compiled=False)
                                 -> the inverses of symmetric positive definite matrices,
+                                   or of stacks of them, shape (k, d, d);
                                    NaN throughout where a factorisation fails;
                                    `compiled` says that the step runs inside XLA
 

@@ -1,0 +1,111 @@
+"""Every layer wrapper: its contract, and its block against the dense matrix."""
+
+import keras
+import layers as kinds
+import numpy as np
+import problems
+import pytest
+from keras import ops
+
+from keras_secondorder import autodiff, vectors
+from keras_secondorder.testing import check_layer_wrapper
+
+# Sums of some dozen float32 products, compared with the largest entry.
+RTOL = 2e-5
+
+
+@pytest.mark.parametrize("name", list(kinds.CASES))
+def test_contract(name):
+    case = kinds.CASES[name]
+    arguments = {"training": True} if "normal" in name and "batch" in name else {}
+    check_layer_wrapper(case.layer(), case.inputs(), **arguments)
+
+
+def jacobian(layer, x):
+    """All outputs by all trainable variables: `(outputs, parameters)`, float64."""
+    parameters = layer.trainable_variables
+
+    def forward(values, tap):
+        with keras.StatelessScope(list(zip(parameters, values, strict=True))):
+            return [layer(ops.convert_to_tensor(x))], ()
+
+    with autodiff.no_grad():
+        linear = autodiff.vjp(forward, vectors.values(parameters), taps=False)
+        shape = linear.outputs[0].shape
+        rows = []
+        for k in range(int(np.prod(shape))):
+            one_hot = np.zeros(shape, "float32")
+            one_hot.flat[k] = 1.0
+            rows.append(linear.pullback([ops.convert_to_tensor(one_hot)]))
+    return np.stack(
+        [np.concatenate([numpy(g).ravel() for g in row]) for row in rows]
+    ).astype(float)
+
+
+def numpy(tensor):
+    return np.array(ops.convert_to_numpy(tensor))
+
+
+def positions_of(block, variables):
+    """For each matrix of each map, the places of its entries among all parameters."""
+    starts = np.cumsum([0, *(int(np.prod(v.shape)) for v in variables)])
+    places = {
+        id(v): np.arange(a, b, dtype="float32").reshape(tuple(v.shape))
+        for v, a, b in zip(variables, starts, starts[1:], strict=False)
+    }
+    values = [ops.convert_to_tensor(places[id(v)]) for v in block.variables]
+    if block.wrapper.kind == "unitwise":
+        flat = np.stack([numpy(v).ravel() for v in values], axis=-1)
+        return [list(flat.astype(int))]
+    result = []
+    for part, mine in zip(block.parts, block.wrapper.split(values), strict=True):
+        matrices = numpy(part.to_matrix(mine)).astype(int)
+        result.append([m.ravel() for m in matrices.reshape(part.stack, -1)])
+    return result
+
+
+def dense_factor(factor, side, index):
+    """Matrix number `index` of a factor, written out."""
+    blocks = factor.reshape(side.stack, side.blocks, side.width, side.width)[index]
+    full = np.zeros((side.blocks * side.width,) * 2)
+    for i, block in enumerate(blocks):
+        at = slice(i * side.width, (i + 1) * side.width)
+        full[at, at] = block
+    return full[: side.size, : side.size]
+
+
+EXACT = [name for name, case in kinds.CASES.items() if case.exact]
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_block_is_the_gauss_newton_matrix(name):
+    """A squared loss on the outputs of the layer alone: the block is exact.
+
+    The outputs then have the same curvature at every position and are independent, so
+    that the sum over positions of `a a^T (x) G` is `A (x) G`.
+    """
+    case = kinds.CASES[name]
+    x, layer = case.inputs(), case.layer()
+    dtype = "int32" if case.vocabulary else None
+    model = keras.Sequential([keras.Input(case.shape, dtype=dtype), layer])
+    model.compile(optimizer="sgd", loss="mse")
+    if isinstance(layer, keras.layers.BatchNormalization):
+        layer.trainable = True
+        layer.momentum = 0.0
+        model(x, training=True)  # the statistics of the batch, as in training
+    J = jacobian(layer, x)
+    right = 2.0 / len(J) * J.T @ J
+    (block,) = problems.blocks_of(model)
+    y = np.zeros(layer(x).shape, "float32")
+    (factors,) = problems.statistics_of(model, x, y)
+    count = len(factors) // len(block.sides[0])
+    for i, matrices in enumerate(positions_of(block, layer.trainable_variables)):
+        sides = block.sides[i]
+        for j, places in enumerate(matrices):
+            ours = np.eye(1)
+            for k, side in enumerate(sides):
+                factor = dense_factor(factors[k * count + i], side, j)
+                ours = np.kron(ours, factor)
+            expected = right[np.ix_(places, places)]
+            atol = RTOL * np.abs(right).max()
+            np.testing.assert_allclose(ours, expected, rtol=0, atol=atol)
