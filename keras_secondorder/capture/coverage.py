@@ -157,7 +157,9 @@ def _find_wrappers(model):
             seen.add(id(wrapper.layer))
             wrappers.append(wrapper)
         else:
-            if isinstance(layer, _LOOPS):
+            if wrapper_class_of(layer) is not None:
+                against = against or reason  # one that was refused
+            elif isinstance(layer, _LOOPS):
                 against = f"runs inside the loop of '{layer.name}'"
             elif isinstance(layer, keras.layers.SpectralNormalization):
                 against = f"'{layer.name}' rewrites its kernel while training"

@@ -48,8 +48,6 @@ class RecurrentWrapper(LayerWrapper):
             return "a kernel is frozen"
         if cell.bias is not None and not cell.bias.trainable:
             return "its bias is frozen"
-        if layer.zero_output_for_mask:
-            return "zero_output_for_mask hides its states"
         if not _one_product(cell):
             return "reset_after=False multiplies the state by a gate first"
         return None
@@ -109,15 +107,26 @@ class RecurrentWrapper(LayerWrapper):
                     training,
                 )
             on_input(self._seen(sequences, outputs, initial_state, training))
+            if mask is not None and layer.zero_output_for_mask:
+                outputs = self._without_masked(outputs, mask)
+                last = outputs[:, -1]
             return last, outputs, states
 
-        whole = {"return_sequences": True}
+        # Outputs at masked steps are the states before; zeros would hide them.
+        whole = {"return_sequences": True, "zero_output_for_mask": False}
         if hasattr(layer, "use_cudnn"):
             whole["use_cudnn"] = False
         # A layer that fuses both directions asks before it calls either of them.
         flags = {name: whole[name] for name in whole if name == "use_cudnn"}
         with replaced(layer, inner_loop=watched_loop, **flags):
             yield
+
+    def _without_masked(self, outputs, mask):
+        """Zeros at the masked steps, as `zero_output_for_mask` asks for."""
+        kept = ops.cast(keras.tree.flatten(mask)[0], outputs.dtype)
+        if self.layer.go_backwards:
+            kept = ops.flip(kept, axis=1)
+        return outputs * kept[..., None]
 
     def _seen(self, sequences, outputs, initial_state, training):
         """`(x, h)`: what the two kernels are multiplied by, in the order of `x`."""
