@@ -1,5 +1,8 @@
 """Vectors in parameter space: lists of tensors, one for each trainable variable."""
 
+import math
+
+import keras
 from keras import ops
 
 
@@ -16,18 +19,19 @@ def assign(variables: list, new: list, where=True) -> None:
 
 
 def dot(u: list, v: list):
-    """Inner product of two vectors, accumulated in float32.
+    """Inner product of two vectors, in float32 unless one is in float64.
 
     Args:
         u: List of tensors.
         v: List of tensors of the same shapes.
 
     Returns:
-        A float32 scalar.
+        A scalar.
     """
-    total = ops.zeros((), "float32")
+    dtype = precision_of([*u, *v])
+    total = ops.zeros((), dtype)
     for a, b in zip(u, v, strict=True):
-        total = total + ops.sum(ops.cast(a, "float32") * ops.cast(b, "float32"))
+        total = total + ops.sum(ops.cast(a, dtype) * ops.cast(b, dtype))
     return total
 
 
@@ -47,3 +51,24 @@ def is_finite(v: list):
     for a in v:
         finite = ops.logical_and(finite, ops.all(ops.isfinite(a)))
     return finite
+
+
+def precision_of(tensors: list) -> str:
+    """The dtype to compute in: "float64" where a tensor has it, else "float32"."""
+    dtypes = {keras.backend.standardize_dtype(t.dtype) for t in tensors}
+    return "float64" if "float64" in dtypes else "float32"
+
+
+def flatten(v: list, dtype: str):
+    """One vector of shape `(n,)` with the entries of all tensors, in order."""
+    return ops.concatenate([ops.reshape(ops.cast(a, dtype), (-1,)) for a in v])
+
+
+def unflatten(flat, shapes: list) -> list:
+    """Tensors of some shapes, cut out of a vector; the inverse of `flatten`."""
+    v, start = [], 0
+    for shape in shapes:
+        size = math.prod(shape)
+        v.append(ops.reshape(flat[start : start + size], shape))
+        start += size
+    return v

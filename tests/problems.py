@@ -16,7 +16,7 @@ import keras_secondorder as kso
 from keras_secondorder import autodiff
 from keras_secondorder.curvature import BlockDiagonal, batch_factors
 from keras_secondorder.likelihoods import loss_weights_of
-from keras_secondorder.training import Objective
+from keras_secondorder.objective import Objective
 
 FEATURES, CLASSES, ROWS, BATCH = 6, 3, 23, 8
 ZERO_COLUMN, COPY, COPIED, ZERO_ROW = 2, 4, 1, 5

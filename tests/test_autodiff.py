@@ -64,10 +64,6 @@ def network(primals, tap=lambda name, tensor: tensor):
     return [ops.sum(w * w), ops.tanh(s)], {"s": s, "pair": (b, [w])}
 
 
-def outputs(primals):
-    return network(primals)[0]
-
-
 def test_vjp_gives_outputs_and_carries_aux(computed):
     def f(*primals):
         linear = autodiff.vjp(network, list(primals))
@@ -158,35 +154,25 @@ def expected_push(v):
     return [np.sum(2 * W * v[0]), (1 - H**2) * (X @ v[0] + v[1])]
 
 
-def test_jvp(computed):
-    def f(*arrays):
-        primals, tangents = list(arrays[:3]), list(arrays[3:])
-        values, pushed = autodiff.jvp(outputs, primals, tangents)
-        return list(values), list(pushed)
-
-    values, pushed = computed(f, *POINT, *DIRECTIONS[0])
-    np.testing.assert_allclose(values[1], H, rtol=RTOL, atol=RTOL)
-    for ours, right in zip(pushed, expected_push(DIRECTIONS[0]), strict=True):
-        np.testing.assert_allclose(ours, right, rtol=RTOL, atol=RTOL)
-
-
-def test_jvp_of_an_output_that_nothing_reaches_is_zero(computed):
+def test_push_of_an_output_that_nothing_reaches_is_zero(computed):
     def f(b, v):
-        _, pushed = autodiff.jvp(
-            lambda primals: [ops.convert_to_tensor(S), primals[0] * 2.0], [b], [v]
+        linear = autodiff.linearize(
+            lambda primals, tap: ([ops.convert_to_tensor(S), primals[0] * 2.0], ()),
+            [b],
         )
-        return list(pushed)
+        return list(linear.push([v]))
 
     constant, other = computed(f, B, B)
     np.testing.assert_array_equal(constant, np.zeros_like(S))
     np.testing.assert_allclose(other, 2 * B, rtol=RTOL)
 
 
-def test_linearize_pushes_several_vectors(computed):
+@pytest.mark.parametrize("taps", [True, False])
+def test_linearize_pushes_several_vectors(computed, taps):
     def f(*arrays):
-        values, push = autodiff.linearize(outputs, list(arrays[:3]))
-        pushed = [list(push(list(arrays[i : i + 3]))) for i in (3, 6)]
-        return list(values), pushed
+        linear = autodiff.linearize(network, list(arrays[:3]), taps)
+        pushed = [list(linear.push(list(arrays[i : i + 3]))) for i in (3, 6)]
+        return list(linear.outputs), pushed
 
     values, pushed = computed(f, *POINT, *DIRECTIONS[0], *DIRECTIONS[1])
     np.testing.assert_allclose(values[1], H, rtol=RTOL, atol=RTOL)
@@ -199,13 +185,84 @@ def test_push_and_pullback_are_adjoint(computed):
     def f(*arrays):
         primals, tangents = list(arrays[:3]), list(arrays[3:])
         c = [ops.ones(()), ops.convert_to_tensor(C)]
-        pulled = autodiff.vjp(network, primals).pullback(c)
-        _, pushed = autodiff.jvp(outputs, primals, tangents)
+        linear = autodiff.linearize(network, primals)
+        pulled, pushed = linear.pullback(c), linear.push(tangents)
         left = sum(ops.sum(a * b) for a, b in zip(pushed, c, strict=True))
         return left, sum(ops.sum(a * b) for a, b in zip(pulled, tangents, strict=True))
 
     left, right = computed(f, *POINT, *DIRECTIONS[0])
     np.testing.assert_allclose(left, right, rtol=RTOL)
+
+
+def test_products_in_a_loop_at_one_point(computed):
+    """`J^T J` three times over: the point is linearised outside of the loop."""
+
+    def f(*arrays):
+        linear = autodiff.linearize(network, list(arrays[:3]))
+
+        def body(i, v):
+            return list(linear.pullback(linear.push(v)))
+
+        return ops.fori_loop(0, 3, body, list(arrays[3:]))
+
+    w, b, unused = computed(f, *POINT, *DIRECTIONS[0])
+    J = np.zeros((1 + 8, 8))
+    for column, one in enumerate(np.eye(8, dtype="float32")):
+        dw, db = one[:6].reshape(3, 2), one[6:]
+        J[:, column] = np.hstack([c.ravel() for c in expected_push([dw, db])])
+    v = np.hstack([a.ravel() for a in DIRECTIONS[0][:2]])
+    right = np.linalg.matrix_power(J.T @ J, 3) @ v
+    ours = np.hstack([w.ravel(), b.ravel()])
+    np.testing.assert_allclose(ours, right, rtol=0, atol=RTOL * np.abs(right).max())
+    np.testing.assert_array_equal(unused, np.zeros_like(UNUSED))
+
+
+def test_a_product_leaves_a_compiled_function():
+    """Where `compiled` compiles, products at one point do not repeat the forward."""
+    runs = []
+
+    def prepare(point):
+        runs.append("forward")
+        linear = autodiff.linearize(network, point)
+        return autodiff.portable(lambda v: linear.pullback(linear.push(v)), point)
+
+    prepare = autodiff.compiled(prepare)
+    multiply = autodiff.compiled(lambda product, v: product(v))
+    v = [ops.convert_to_tensor(d) for d in DIRECTIONS[0]]
+    for scale in (1.0, 2.0):  # the second point must not see the first one's tensors
+        product = prepare([ops.convert_to_tensor(scale * p) for p in POINT])
+        with autodiff.stepwise():
+            ours = multiply(product, v)
+    assert len(runs) == (1 if BACKEND == "jax" else 2)
+    h = np.tanh(2 * S)
+    slope = 1 - h**2
+    dz = slope * (X @ DIRECTIONS[0][0] + DIRECTIONS[0][1])
+    right = X.T @ (slope * dz) + 4 * W * np.sum(4 * W * DIRECTIONS[0][0])
+    ours = ops.convert_to_numpy(ours[0])
+    np.testing.assert_allclose(ours, right, rtol=RTOL, atol=10 * RTOL)
+
+
+@pytest.mark.parametrize("loop", ["while", "fori", "cond"])
+def test_stepwise_loops_run_in_python(loop):
+    """Their bodies see numbers, not tracers, so they may read the next batch."""
+    seen = []
+
+    def body(i, total):
+        seen.append(int(i))
+        return total + 1.0
+
+    start = ops.zeros(())
+    with autodiff.stepwise():
+        if loop == "while":
+            _, total = ops.while_loop(
+                lambda i, t: i < 3, lambda i, t: (i + 1, body(i, t)), (0, start)
+            )
+        elif loop == "fori":
+            total = ops.fori_loop(0, 3, body, start)
+        else:
+            total = ops.cond(start < 1, lambda: body(0, start + 2), lambda: start)
+    assert seen == ([0] if loop == "cond" else [0, 1, 2])
+    assert float(total) == 3.0
 
 
 def test_hessian_product(computed):

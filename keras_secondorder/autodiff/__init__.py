@@ -9,20 +9,31 @@ from keras_secondorder.autodiff.contract import Linearization
 _backend = importlib.import_module(f"{__name__}.{keras.backend.backend()}")
 
 vjp = _backend.vjp
-jvp = _backend.jvp
 linearize = _backend.linearize
-hessian_product = _backend.hessian_product
+linearize_gradient = _backend.linearize_gradient
+compiled = _backend.compiled
+portable = _backend.portable
+stepwise = _backend.stepwise
 eagerly = _backend.eagerly
 no_grad = _backend.no_grad
 spd_inverses = _backend.spd_inverses
 
+
+def hessian_product(f, primals, tangents):
+    """`H v` of the scalar `f(primals)`, for one vector."""
+    return linearize_gradient(f, primals)[1](tangents)
+
+
 __all__ = [
     "Linearization",
+    "compiled",
     "eagerly",
     "hessian_product",
-    "jvp",
     "linearize",
+    "linearize_gradient",
     "no_grad",
+    "portable",
     "spd_inverses",
+    "stepwise",
     "vjp",
 ]

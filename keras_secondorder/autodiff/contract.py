@@ -5,8 +5,8 @@ package knows which one is in use. All of them pass `tests/test_autodiff.py`.
 
 Functions to be differentiated take their parameters as a list of tensors:
 
-    f(primals, tap) -> (outputs, aux)        for vjp
-    f(primals) -> outputs                    for jvp and linearize
+    f(primals, tap) -> (outputs, aux)        for vjp and linearize
+    f(primals) -> scalar                     for linearize_gradient
 
 `outputs` is a list of tensors. `tap(name, tensor)` returns its tensor unchanged and
 makes it known by name, so that the gradient at that place can be asked for later.
@@ -14,19 +14,29 @@ makes it known by name, so that the gradient at that place can be asked for late
 
 The functions of a backend module:
 
-    vjp(f, primals, taps=True)  -> Linearization
-    jvp(f, primals, tangents)   -> (outputs, output tangents)
-    linearize(f, primals)       -> (outputs, push), push(tangents) -> output tangents
-    hessian_product(f, primals, tangents)
-                                -> H v of the scalar f(primals)
-    eagerly(function)           -> function(), computed at once, also while a step is
-                                   being traced; it may take derivatives
-    no_grad()                   -> a context in which no graph is recorded
+    vjp(f, primals, taps=True)        -> Linearization, for reverse passes only
+    linearize(f, primals, taps=False) -> Linearization, for both directions
+    linearize_gradient(f, primals)    -> (gradient, product), product(v) = H v of the
+                                         scalar f(primals)
+    compiled(function)                -> the same function, compiled where derivatives
+                                         can leave compiled code (JAX)
+    portable(product, vector)         -> the function `product` in a form that may be a
+                                         result or an argument of a compiled function
+    stepwise()                        -> a context in which the loops of `keras.ops` run
+                                         in Python, so that they may read data
+    eagerly(function)                 -> function(), computed at once, also while a
+                                         step is being traced; it may take derivatives
+    no_grad()                         -> a context in which no graph is recorded
     spd_inverses(matrices, compiled=False)
-                                -> the inverses of symmetric positive definite matrices,
-                                   or of stacks of them, shape (k, d, d);
-                                   NaN throughout where a factorisation fails;
-                                   `compiled` says that the step runs inside XLA
+                                      -> the inverses of symmetric positive definite
+                                         matrices, or of stacks (k, d, d) of them; NaN
+                                         throughout where a factorisation fails;
+                                         `compiled` says that the step runs inside XLA
+
+A linearisation runs the function once: products in a loop at the same point do not
+repeat its forward pass. JAX transposes its forward mode. TensorFlow and PyTorch, whose
+forward modes run beside the function, differentiate the reverse pass instead: `J^T u`
+is linear in `u`, so its derivative with respect to `u`, pulled back, is `J v`.
 
 Parameters that an output does not depend on have zero gradients, never `None`.
 """
@@ -36,7 +46,7 @@ from typing import Any, NamedTuple
 
 
 class Linearization(NamedTuple):
-    """A function at a point, with its reverse pass ready to run.
+    """A function at a point, with its derivatives ready to be multiplied by.
 
     Attributes:
         outputs: List of output tensors.
@@ -45,6 +55,8 @@ class Linearization(NamedTuple):
             the gradients with respect to the primals, a list shaped like them.
         pullback_taps: The same with respect to the tapped tensors, a dict by name.
         pullback_all: Both from one reverse pass, `(gradients, tap gradients)`.
+        push: Takes one tangent for each primal and returns the tangents of the
+            outputs; None where only `vjp` was asked for.
     """
 
     outputs: list
@@ -52,3 +64,4 @@ class Linearization(NamedTuple):
     pullback: Callable
     pullback_taps: Callable
     pullback_all: Callable
+    push: Callable | None = None

@@ -4,6 +4,8 @@ import contextlib
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.tree_util import Partial
 
 from keras_secondorder.autodiff.contract import Linearization
 from keras_secondorder.autodiff.host import lapack_inverses
@@ -11,7 +13,28 @@ from keras_secondorder.autodiff.host import lapack_inverses
 
 def vjp(f, primals, taps=True):
     """Linearise `f(primals, tap)` for reverse passes (see `contract.py`)."""
-    probes = _zero_probes(f, primals) if taps else {}
+    primals, probes = list(primals), _zero_probes(f, primals) if taps else {}
+    outputs, pull, aux = jax.vjp(_probed(f), primals, probes, has_aux=True)
+    return _linearization(outputs, aux, pull)
+
+
+def linearize(f, primals, taps=False):
+    """Linearise `f(primals, tap)` for both directions (see `contract.py`)."""
+    primals, probes = list(primals), _zero_probes(f, primals) if taps else {}
+    outputs, forward, aux = jax.linearize(_probed(f), primals, probes, has_aux=True)
+
+    def pull(cotangents):
+        return jax.linear_transpose(forward, primals, probes)(cotangents)
+
+    def push(tangents):
+        zeros = {name: jnp.zeros_like(probe) for name, probe in probes.items()}
+        return forward(_like(tangents, primals), zeros)
+
+    return _linearization(outputs, aux, pull)._replace(push=push)
+
+
+def _probed(f):
+    """`f` with probes added at its taps, whose gradients are those at the taps."""
 
     def probed(primals, probes):
         def tap(name, tensor):
@@ -20,22 +43,7 @@ def vjp(f, primals, taps=True):
         outputs, aux = f(primals, tap)
         return list(outputs), aux
 
-    outputs, pull, aux = jax.vjp(probed, list(primals), probes, has_aux=True)
-
-    def pullback_all(cotangents):
-        filled = [
-            jnp.zeros_like(o) if c is None else jnp.asarray(c, o.dtype)
-            for o, c in zip(outputs, cotangents, strict=True)
-        ]
-        return pull(filled)
-
-    return Linearization(
-        outputs,
-        aux,
-        pullback=lambda c: pullback_all(c)[0],
-        pullback_taps=lambda c: pullback_all(c)[1],
-        pullback_all=pullback_all,
-    )
+    return probed
 
 
 def _zero_probes(f, primals):
@@ -54,16 +62,21 @@ def _zero_probes(f, primals):
     return {name: jnp.zeros(shape, dtype) for name, (shape, dtype) in specs.items()}
 
 
-def jvp(f, primals, tangents):
-    """Outputs of `f(primals)` and their derivative along `tangents`."""
-    tangents = _like(tangents, primals)
-    return jax.jvp(lambda *p: list(f(list(p))), tuple(primals), tuple(tangents))
+def _linearization(outputs, aux, pull):
+    def pullback_all(cotangents):
+        filled = [
+            jnp.zeros_like(o) if c is None else jnp.asarray(c, o.dtype)
+            for o, c in zip(outputs, cotangents, strict=True)
+        ]
+        return pull(filled)
 
-
-def linearize(f, primals):
-    """Outputs of `f(primals)`, and a function that pushes tangents forward."""
-    outputs, push = jax.linearize(lambda *p: list(f(list(p))), *primals)
-    return outputs, lambda tangents: push(*_like(tangents, primals))
+    return Linearization(
+        outputs,
+        aux,
+        pullback=lambda c: pullback_all(c)[0],
+        pullback_taps=lambda c: pullback_all(c)[1],
+        pullback_all=pullback_all,
+    )
 
 
 def _like(tangents, primals):
@@ -71,10 +84,44 @@ def _like(tangents, primals):
     return [jnp.asarray(t, p.dtype) for t, p in zip(tangents, primals, strict=True)]
 
 
-def hessian_product(f, primals, tangents):
-    """`H v` of the scalar `f(primals)`, forward over reverse."""
-    gradient = jax.grad(lambda p: f(list(p)))
-    return jax.jvp(gradient, (list(primals),), (_like(tangents, primals),))[1]
+def linearize_gradient(f, primals):
+    """The gradient of the scalar `f(primals)`, and `v -> H v`: forward over reverse."""
+    primals = list(primals)
+    gradient, forward = jax.linearize(jax.grad(lambda p: f(list(p))), primals)
+    return gradient, lambda tangents: forward(_like(tangents, primals))
+
+
+def compiled(function):
+    """The function under `jax.jit`, also where `stepwise` switches that off."""
+    jitted = jax.jit(function)
+
+    def run(*arguments):
+        with jax.disable_jit(False):
+            return jitted(*arguments)
+
+    return run
+
+
+def portable(product, vector):
+    """`product` as its expression, with the tensors that it closes over beside it."""
+    closed, result = jax.make_jaxpr(product, return_shape=True)(vector)
+    return Partial(_Expression(closed.jaxpr, jax.tree.structure(result)), closed.consts)
+
+
+class _Expression:
+    """A traced function; compared by identity, so that one is compiled once."""
+
+    def __init__(self, jaxpr, structure):
+        self._jaxpr, self._structure = jaxpr, structure
+
+    def __call__(self, consts, vector):
+        evaluate = jaxpr_as_fun(ClosedJaxpr(self._jaxpr, consts))
+        return jax.tree.unflatten(self._structure, evaluate(*jax.tree.leaves(vector)))
+
+
+def stepwise():
+    """A context in which loops run in Python."""
+    return jax.disable_jit()
 
 
 def eagerly(function):

@@ -11,6 +11,25 @@ from keras_secondorder.autodiff.host import lapack_inverses
 
 def vjp(f, primals, taps=True):
     """Linearise `f(primals, tap)` for reverse passes (see `contract.py`)."""
+    return _reverse(f, primals, taps)[0]
+
+
+def linearize(f, primals, taps=False):
+    """Linearise `f(primals, tap)` for both directions (see `contract.py`)."""
+    linear, tape, primals, outputs = _reverse(f, primals, taps)
+    # Recorded here and not at the first push, which may stand inside a loop.
+    u = [tf.zeros_like(o) for o in outputs]
+    with tf.GradientTape(True, watch_accessed_variables=False) as outer:
+        outer.watch(u)
+        pulled = _gradients(tape, outputs, primals, u)
+
+    def push(tangents):
+        return _gradients(outer, pulled, u, tangents)
+
+    return linear._replace(push=push)
+
+
+def _reverse(f, primals, taps):
     primals = [tf.identity(p) for p in primals]
     tapped = {}
 
@@ -27,66 +46,67 @@ def vjp(f, primals, taps=True):
         outputs = list(outputs)
 
     def pull(cotangents, sources):
-        given = [
-            (o, tf.cast(c, o.dtype))
-            for o, c in zip(outputs, cotangents, strict=True)
-            if c is not None
-        ]
-        targets, seeds = [o for o, _ in given], [c for _, c in given]
-        gradients = tape.gradient(
-            targets,
-            sources,
-            output_gradients=seeds,
-            unconnected_gradients=tf.UnconnectedGradients.ZERO,
-        )
-        # An embedding's gradient comes as slices; composite tensors are leaves here.
-        return tf.nest.map_structure(tf.convert_to_tensor, gradients)
+        return _gradients(tape, outputs, sources, cotangents)
 
     def pullback_all(cotangents):
         return pull(cotangents, (primals, tapped))
 
-    return Linearization(
+    linear = Linearization(
         outputs,
         aux,
         pullback=lambda c: pull(c, primals),
         pullback_taps=lambda c: pull(c, tapped),
         pullback_all=pullback_all,
     )
+    return linear, tape, primals, outputs
 
 
-def jvp(f, primals, tangents):
-    """Outputs of `f(primals)` and their derivative along `tangents`."""
-    primals = [tf.identity(p) for p in primals]
-    tangents = [tf.cast(t, p.dtype) for t, p in zip(tangents, primals, strict=True)]
-    with tf.autodiff.ForwardAccumulator(primals, tangents) as accumulator:
-        outputs = list(f(primals))
-    return outputs, [
-        accumulator.jvp(o, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-        for o in outputs
+def _gradients(tape, outputs, sources, cotangents):
+    """Reverse pass from `outputs`; zeros where a source is not reached."""
+    given = [
+        (o, tf.cast(c, o.dtype))
+        for o, c in zip(outputs, cotangents, strict=True)
+        if c is not None
     ]
+    gradients = tape.gradient(
+        [o for o, _ in given],
+        sources,
+        output_gradients=[c for _, c in given],
+        unconnected_gradients=tf.UnconnectedGradients.ZERO,
+    )
+    # An embedding's gradient comes as slices; composite tensors are leaves here.
+    return tf.nest.map_structure(tf.convert_to_tensor, gradients)
 
 
-def linearize(f, primals):
-    """Outputs of `f(primals)`, and a function that pushes tangents forward.
-
-    TensorFlow's forward mode runs beside the computation it differentiates, so each
-    push repeats it; inside one compiled function the copies share the primal part.
-    """
-    return list(f(primals)), lambda tangents: jvp(f, primals, tangents)[1]
-
-
-def hessian_product(f, primals, tangents):
-    """`H v` of the scalar `f(primals)`, forward over reverse."""
+def linearize_gradient(f, primals):
+    """The gradient of the scalar `f(primals)`, and `v -> H v`: reverse over reverse."""
     primals = [tf.identity(p) for p in primals]
-    tangents = [tf.cast(t, p.dtype) for t, p in zip(tangents, primals, strict=True)]
-    zero = tf.UnconnectedGradients.ZERO
-    with tf.autodiff.ForwardAccumulator(primals, tangents) as accumulator:
-        with tf.GradientTape() as tape:
+    with tf.GradientTape(True, watch_accessed_variables=False) as outer:
+        outer.watch(primals)
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(primals)
             value = f(primals)
-        gradient = tape.gradient(value, primals, unconnected_gradients=zero)
-        gradient = [tf.convert_to_tensor(g) for g in gradient]
-    return [accumulator.jvp(g, unconnected_gradients=zero) for g in gradient]
+        gradient = _gradients(tape, [value], primals, [tf.ones_like(value)])
+
+    def product(tangents):
+        return _gradients(outer, gradient, primals, tangents)
+
+    return gradient, product
+
+
+def compiled(function):
+    """The function itself: a tape cannot leave a TensorFlow function."""
+    return function
+
+
+def portable(product, vector):
+    """The product itself: it never leaves a compiled function."""
+    return product
+
+
+def stepwise():
+    """Nothing to switch off: outside of a compiled function loops run in Python."""
+    return contextlib.nullcontext()
 
 
 def eagerly(function):

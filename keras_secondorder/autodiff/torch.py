@@ -1,5 +1,7 @@
 """The autodiff contract on PyTorch."""
 
+import contextlib
+
 import torch
 import torch.nn.attention
 
@@ -8,6 +10,23 @@ from keras_secondorder.autodiff.contract import Linearization
 
 def vjp(f, primals, taps=True):
     """Linearise `f(primals, tap)` for reverse passes (see `contract.py`)."""
+    return _reverse(f, primals, taps)[0]
+
+
+def linearize(f, primals, taps=False):
+    """Linearise `f(primals, tap)` for both directions (see `contract.py`)."""
+    with torch.enable_grad(), _differentiable_attention():
+        linear, primals, outputs = _reverse(f, primals, taps)
+        u = [torch.zeros_like(o, requires_grad=True) for o in outputs]
+        pulled = _gradients(outputs, primals, u, create_graph=True)
+
+    def push(tangents):
+        return _gradients(pulled, u, tangents)
+
+    return linear._replace(push=push)
+
+
+def _reverse(f, primals, taps):
     primals = [p.detach().requires_grad_() for p in primals]
     tapped = {}
 
@@ -23,24 +42,7 @@ def vjp(f, primals, taps=True):
         outputs = list(outputs)
 
     def pull(cotangents, sources):
-        given = [
-            (o, c.to(o.dtype).expand_as(o))
-            for o, c in zip(outputs, cotangents, strict=True)
-            if c is not None and o.requires_grad
-        ]
-        if not given or not sources:
-            return [torch.zeros_like(s) for s in sources]
-        gradients = torch.autograd.grad(
-            [o for o, _ in given],
-            sources,
-            [c for _, c in given],
-            retain_graph=True,
-            allow_unused=True,
-        )
-        return [
-            torch.zeros_like(s) if g is None else g
-            for g, s in zip(gradients, sources, strict=True)
-        ]
+        return _gradients(outputs, sources, cotangents)
 
     def pullback_taps(cotangents):
         return dict(zip(tapped, pull(cotangents, list(tapped.values())), strict=True))
@@ -50,13 +52,14 @@ def vjp(f, primals, taps=True):
         split = len(primals)
         return gradients[:split], dict(zip(tapped, gradients[split:], strict=True))
 
-    return Linearization(
+    linear = Linearization(
         [o.detach() for o in outputs],
         _detach(aux),
         pullback=lambda c: pull(c, primals),
         pullback_taps=pullback_taps,
         pullback_all=pullback_all,
     )
+    return linear, primals, outputs
 
 
 def _detach(tree):
@@ -71,34 +74,60 @@ def _detach(tree):
     return tree
 
 
-def jvp(f, primals, tangents):
-    """Outputs of `f(primals)` and their derivative along `tangents`."""
-    tangents = [t.to(p.dtype) for t, p in zip(tangents, primals, strict=True)]
-    with _differentiable_attention():
-        return torch.func.jvp(
-            lambda *p: list(f(list(p))), tuple(primals), tuple(tangents)
-        )
+def _gradients(outputs, sources, cotangents, create_graph=False):
+    """Reverse pass from `outputs`; zeros where a source is not reached."""
+    given = [
+        (o, c.to(o.dtype).expand_as(o))
+        for o, c in zip(outputs, cotangents, strict=True)
+        if c is not None and o.requires_grad
+    ]
+    if not given or not sources:
+        return [torch.zeros_like(s) for s in sources]
+    gradients = torch.autograd.grad(
+        [o for o, _ in given],
+        sources,
+        [c for _, c in given],
+        retain_graph=True,
+        create_graph=create_graph,
+        allow_unused=True,
+    )
+    return [
+        torch.zeros_like(s) if g is None else g
+        for g, s in zip(gradients, sources, strict=True)
+    ]
 
 
 def _differentiable_attention():
-    """The kernel of attention that has a forward mode; the fused ones have none."""
+    """The kernel of attention that can be differentiated twice; the others can't."""
     return torch.nn.attention.sdpa_kernel([torch.nn.attention.SDPBackend.MATH])
 
 
-def linearize(f, primals):
-    """Outputs of `f(primals)`, and a function that pushes tangents forward."""
-    with torch.no_grad():
-        outputs = list(f(primals))
-    return outputs, lambda tangents: jvp(f, primals, tangents)[1]
-
-
-def hessian_product(f, primals, tangents):
-    """`H v` of the scalar `f(primals)`, forward over reverse."""
-    tangents = [t.to(p.dtype) for t, p in zip(tangents, primals, strict=True)]
+def linearize_gradient(f, primals):
+    """The gradient of the scalar `f(primals)`, and `v -> H v`: reverse over reverse."""
+    primals = [p.detach().requires_grad_() for p in primals]
     with torch.enable_grad(), _differentiable_attention():
-        gradient = torch.func.grad(lambda p: f(list(p)))
-        point = [p.detach() for p in primals]
-        return torch.func.jvp(gradient, (point,), (tangents,))[1]
+        value = f(primals)
+        gradient = _gradients([value], primals, [torch.ones_like(value)], True)
+
+    def product(tangents):
+        return _gradients(gradient, primals, tangents)
+
+    return [g.detach() for g in gradient], product
+
+
+def compiled(function):
+    """The function itself: PyTorch computes at once."""
+    return function
+
+
+def portable(product, vector):
+    """The product itself: it never leaves a compiled function."""
+    return product
+
+
+def stepwise():
+    """Nothing to switch off: outside of a compiled function loops run in Python."""
+    return contextlib.nullcontext()
 
 
 def eagerly(function):

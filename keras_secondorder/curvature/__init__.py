@@ -1,9 +1,18 @@
-"""Approximations of the curvature matrix that can be inverted."""
+"""Curvature matrices: to be multiplied by, and approximations to be inverted."""
 
 from keras_secondorder.curvature.block_diagonal import BlockDiagonal, Inverses
 from keras_secondorder.curvature.diagonal import DiagonalBlock, IdentityBlock
 from keras_secondorder.curvature.fisher_model import fisher_model
 from keras_secondorder.curvature.kronecker import SHARINGS, KroneckerBlock
+from keras_secondorder.curvature.network import (
+    NetworkOperator,
+    empirical_fisher,
+    fisher,
+    gauss_newton,
+    hessian,
+)
+from keras_secondorder.curvature.operator import DenseOperator, LinearOperator
+from keras_secondorder.curvature.spectrum import Density, Eigenpairs
 from keras_secondorder.curvature.statistics import FISHERS, batch_factors
 from keras_secondorder.curvature.unitwise import UnitwiseBlock
 
@@ -11,11 +20,20 @@ __all__ = [
     "FISHERS",
     "SHARINGS",
     "BlockDiagonal",
+    "DenseOperator",
+    "Density",
     "DiagonalBlock",
+    "Eigenpairs",
     "IdentityBlock",
     "Inverses",
     "KroneckerBlock",
+    "LinearOperator",
+    "NetworkOperator",
     "UnitwiseBlock",
     "batch_factors",
+    "empirical_fisher",
+    "fisher",
     "fisher_model",
+    "gauss_newton",
+    "hessian",
 ]

@@ -11,6 +11,7 @@ from keras_secondorder.capture import of_wrapper, plan_blocks
 from keras_secondorder.curvature.diagonal import DiagonalBlock, IdentityBlock
 from keras_secondorder.curvature.factor import damped_inverses, running_average
 from keras_secondorder.curvature.kronecker import KroneckerBlock
+from keras_secondorder.curvature.products import l2_curvature
 from keras_secondorder.curvature.statistics import batch_factors
 from keras_secondorder.curvature.unitwise import UnitwiseBlock
 
@@ -180,8 +181,3 @@ class BlockDiagonal:
             for i, part in zip(places, parts, strict=True):
                 U[i] = part
         return U
-
-
-def l2_curvature(variable) -> float:
-    """`eta`: the second derivative of the L2 penalty on a variable, 0 without one."""
-    return 2.0 * float(getattr(variable.regularizer, "l2", 0.0) or 0.0)

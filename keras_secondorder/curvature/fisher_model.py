@@ -35,7 +35,8 @@ def fisher_model(
         Martens (2016), thesis, section 6.6.4 and appendix B.3.
     """
     x, rows, weights = objective.subset(fraction, weights)
-    outputs, push = objective.push(x)
+    network = objective.linearize_outputs(x, taps=False)
+    outputs, push = network.outputs, network.push
     curves = objective.curves(outputs, weights, rows)
 
     def model(directions: list) -> tuple:

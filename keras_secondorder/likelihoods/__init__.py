@@ -15,6 +15,7 @@ from keras_secondorder.likelihoods.heads import (
 from keras_secondorder.likelihoods.output_hessian import OutputHessian
 from keras_secondorder.likelihoods.outputs import (
     Curve,
+    curvature_cotangents,
     example_weights,
     fisher_gram,
     sqrt_cotangents,
@@ -32,6 +33,7 @@ __all__ = [
     "OutputHessian",
     "Poisson",
     "by_position",
+    "curvature_cotangents",
     "example_weights",
     "fisher_gram",
     "likelihood_of",

@@ -144,7 +144,7 @@ def read_heads(model, y, y_pred, sample_weight, loss_weights=None) -> list[Head]
 
     Args:
         model: A compiled Keras model.
-        y: Targets, in the structure given to `fit`.
+        y: Targets, in the structure given to `fit`, or None where they don't matter.
         y_pred: Outputs, in the structure that the model returns.
         sample_weight: Weights in either structure, or None.
         loss_weights: The weights of the losses; see `loss_weights_of`.
@@ -195,6 +195,9 @@ def read_heads(model, y, y_pred, sample_weight, loss_weights=None) -> list[Head]
     losses = per_output(model.loss, "loss")
     loss_weights = per_output(loss_weights, "loss_weights")
     targets = per_output(y, "y")
+    if y is None:
+        pairs = zip(losses, outputs, strict=True)
+        targets = [None if loss is None else _no_targets(loss, z) for loss, z in pairs]
     weights = per_output(sample_weight, "sample_weight")
     return [
         Head(
@@ -208,6 +211,14 @@ def read_heads(model, y, y_pred, sample_weight, loss_weights=None) -> list[Head]
         for i, loss in enumerate(losses)
         if loss is not None
     ]
+
+
+def _no_targets(loss, z):
+    """Zeros shaped like the targets of a loss, where there are only inputs."""
+    loss = keras.losses.get(loss)
+    sparse = keras.losses.sparse_categorical_crossentropy
+    classes = getattr(loss, "fn", loss) is sparse
+    return ops.zeros_like(z[..., 0] if classes else z)
 
 
 def loss_weights_of(model):
@@ -251,7 +262,8 @@ def position_weights(head: Head, z, y_pred):
 
     linear = autodiff.vjp(reduced, [values], taps=False)
     weights = linear.pullback([ops.ones_like(linear.outputs[0])])[0]
-    return ops.maximum(ops.cast(ops.stop_gradient(weights), "float32"), 0.0)
+    weights = ops.cast(ops.stop_gradient(weights), z.dtype)
+    return ops.where(weights > 0, weights, ops.zeros_like(weights))
 
 
 def _without_ignored(head: Head, values, y_pred):

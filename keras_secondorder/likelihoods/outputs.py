@@ -51,6 +51,26 @@ def fisher_gram(curves: list[Curve], outputs: list, pushed: list):
     return ops.reshape(ops.stack([entry for row in full for entry in row]), (k, k))
 
 
+def curvature_cotangents(curves: list[Curve], outputs: list, tangents: list) -> list:
+    """The objective's curvature at the outputs times output tangents.
+
+    Args:
+        curves: The heads' likelihoods.
+        outputs: Outputs of the network.
+        tangents: `J v`, shaped like the outputs.
+
+    Returns:
+        `H_z J v`: one cotangent for each output, None for an output without a loss.
+    """
+
+    def product(curve, z):
+        t = by_position(tangents[curve.output], curve.weights)
+        weight = curve.weights * curve.likelihood.scale(z)
+        return weight[..., None] * curve.likelihood.hessian_product(z, t)
+
+    return _by_output(curves, outputs, product)
+
+
 def sqrt_cotangents(curves: list[Curve], outputs: list, root: Callable) -> list:
     """Cotangents of the outputs whose second moment is the objective's curvature.
 
@@ -62,14 +82,23 @@ def sqrt_cotangents(curves: list[Curve], outputs: list, root: Callable) -> list:
     Returns:
         One cotangent for each output, None for an output without a loss.
     """
+
+    def vector(curve, z):
+        weight = ops.sqrt(curve.weights * curve.likelihood.scale(z))
+        return weight[..., None] * root(curve, z)
+
+    return _by_output(curves, outputs, vector)
+
+
+def _by_output(curves, outputs, vector) -> list:
+    """Sums of `vector(curve, z by position)` over the curves of each output."""
     cotangents = [None] * len(outputs)
     for curve in curves:
         z = outputs[curve.output]
-        grouped = by_position(z, curve.weights)
-        weight = ops.sqrt(curve.weights * curve.likelihood.scale(grouped))
-        vector = ops.reshape(weight[..., None] * root(curve, grouped), ops.shape(z))
+        part = vector(curve, by_position(z, curve.weights))
+        part = ops.reshape(part, ops.shape(z))
         before = cotangents[curve.output]
-        cotangents[curve.output] = vector if before is None else before + vector
+        cotangents[curve.output] = part if before is None else before + part
     return cotangents
 
 

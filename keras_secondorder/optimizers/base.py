@@ -38,6 +38,9 @@ class SecondOrderOptimizer(keras.optimizers.Optimizer):
         **kwargs: Keras's shared optimizer arguments.
     """
 
+    #: Dtype of the loss, the gradient and the curvature.
+    precision = "float32"
+
     def __init__(self, learning_rate=1.0, **kwargs):
         super().__init__(learning_rate=learning_rate, **kwargs)
         self._model_reference = None

@@ -4,7 +4,7 @@ import keras
 from keras import ops
 
 from keras_secondorder import autodiff, vectors
-from keras_secondorder.training.objective import Objective
+from keras_secondorder.objective import Objective
 
 
 def second_order_step(model, data) -> dict:
@@ -33,6 +33,7 @@ def second_order_step(model, data) -> dict:
             optimizer.wrappers,
             optimizer.loss_weights,
             scale,
+            precision=optimizer.precision,
         )
         if isinstance(objective.examples, int) and objective.examples == 0:
             return {**_metrics(model), **_count_skipped(optimizer, 1)}

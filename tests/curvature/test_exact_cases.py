@@ -193,7 +193,8 @@ def test_gauss_newton_matrix_is_the_hessian_of_a_linear_model_r10(head, reductio
     with autodiff.no_grad():
         objective = problems.objective_of(model, x, y, BATCH.sample_weight)
         weights = objective.linearize().aux.weights
-        outputs, push = objective.push(ops.convert_to_tensor(x))
+        network = objective.linearize_outputs(ops.convert_to_tensor(x), taps=False)
+        outputs, push = network.outputs, network.push
         curves = objective.curves(outputs, weights)
         rng = np.random.default_rng(0)
         shapes = [tuple(p.shape) for p in objective.parameters]

@@ -49,26 +49,80 @@ class Objective:
         wrappers: Layer wrappers, in the order by which they are recorded.
         loss_weights: The weights of the losses, as compiled.
         loss_scale: What the gradient is computed at a multiple of (mixed precision).
+        training: Whether layers such as dropout are in training mode.
+        values: `(parameters, state)`: values to use in place of the variables' own.
+        precision: Dtype of the loss, the outputs and the gradient.
     """
 
     def __init__(
-        self, model, x, y, sample_weight, wrappers=(), loss_weights=None, loss_scale=1.0
+        self,
+        model,
+        x,
+        y,
+        sample_weight,
+        wrappers=(),
+        loss_weights=None,
+        loss_scale=1.0,
+        training=True,
+        values=None,
+        precision="float32",
     ):
         self._model = model
         self._x, self._y, self._sample_weight = x, y, sample_weight
         self.wrappers = wrappers
         self.variables = list(model.trainable_variables)
-        self._loss_scale = ops.cast(loss_scale, "float32")
-        self.parameters = vectors.values(self.variables)
-        self.state_variables = [
-            *model.non_trainable_variables,
-            *model.metrics_variables,
-        ]
-        self._state = vectors.values(self.state_variables)
-        self._forward_kwargs = _training_argument(model.call)
-        self._loss_kwargs = _training_argument(model.compute_loss)
+        self.precision = precision
+        self._loss_scale = ops.cast(loss_scale, precision)
+        self.state_variables = state_variables(model)
+        if values is None:
+            values = map(vectors.values, (self.variables, self.state_variables))
+        self.parameters, self._state = values
+        self._training = training
         self._loss_weights = loss_weights
         self.heads = None
+
+    def part(self, fraction: float, shift: int = 0) -> "Objective":
+        """The objective on some examples of the batch, as a batch of its own.
+
+        Where all losses are sums over the batch, the examples count for those that are
+        left out as well.
+
+        Args:
+            fraction: Share of the examples, in (0, 1]; never fewer than 64.
+            shift: Python integer; parts with different shifts are different examples
+                of an evenly spread choice.
+        """
+        if self.whole_batch(fraction):
+            return self
+        rows, count = self._rows(fraction)
+        rows = (rows + shift) % self.examples
+
+        def take(tensor):
+            return None if tensor is None else ops.take(tensor, rows, axis=0)
+
+        x, y, sample_weight = keras.tree.map_structure(
+            take, (self._x, self._y, self._sample_weight)
+        )
+        if self._sums():
+            share = self._share_of(count)
+            ones = ops.ones((count,)) if sample_weight is None else sample_weight
+            sample_weight = keras.tree.map_structure(lambda w: w * share, ones)
+        return Objective(
+            self._model,
+            x,
+            y,
+            sample_weight,
+            self.wrappers,
+            self._loss_weights,
+            self._loss_scale,
+            self._training,
+            (self.parameters, self._state),
+            self.precision,
+        )
+
+    def _sums(self):
+        given = [g for g in keras.tree.flatten(self._model.loss) if g is not None]
+        return all(keras.losses.get(loss).reduction == "sum" for loss in given)
 
     def _scope(self, parameters):
         values = zip(self.variables, parameters, strict=True)
@@ -77,48 +131,58 @@ class Objective:
 
     def _evaluate(self, parameters, tap):
         """`([h, outputs...], Pass)`, the whole of one training forward pass."""
-        model, x, y, sample_weight = self._model, self._x, self._y, self._sample_weight
         with self._scope(parameters) as scope:
-            with recording(self.wrappers, tap) as inputs:
-                y_pred = model(x, **self._forward_kwargs)
-            loss = model.compute_loss(
-                x=x,
-                y=y,
-                y_pred=y_pred,
-                sample_weight=sample_weight,
-                **self._loss_kwargs,
-            )
-            if loss is None or (model.loss is None and not model.losses):
-                raise ValueError(
-                    "The model has nothing to minimise. It was compiled without a "
-                    "loss and adds none itself. Pass `loss=` to `compile`."
-                )
-            h = ops.sum(ops.cast(loss, "float32"))
+            y_pred, inputs = self._call(self._x, tap)
+            h = self._loss(y_pred)
             self._track_loss(h)
-            model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
-            heads = read_heads(model, y, y_pred, sample_weight, self._loss_weights)
-            raw = keras.tree.flatten(y_pred)
-            outputs = [ops.cast(z, "float32") for z in raw]
-            weights = [
-                position_weights(head, outputs[head.output], raw[head.output])
-                for head in heads
-            ]
+            self._model.compute_metrics(
+                self._x, self._y, y_pred, sample_weight=self._sample_weight
+            )
+            outputs = self._flat(y_pred)
+            weights = self._position_weights(y_pred, outputs)
             state = [scope.get_current_value(v) for v in self.state_variables]
+        return [h, *outputs], Pass(inputs, weights, state)
+
+    def _call(self, x, tap):
+        with recording(self.wrappers, tap) as inputs:
+            y_pred = self._model(x, **self._mode(self._model.call))
+        return y_pred, dict(inputs)
+
+    def _loss(self, y_pred):
+        """`h` at some outputs of the network, penalties included; inside the scope."""
+        loss = self._model.compute_loss(
+            x=self._x,
+            y=self._y,
+            y_pred=y_pred,
+            sample_weight=self._sample_weight,
+            **self._mode(self._model.compute_loss),
+        )
+        if loss is None or (self._model.loss is None and not self._model.losses):
+            raise ValueError(
+                "The model has nothing to minimise. It was compiled without a "
+                "loss and adds none itself. Pass `loss=` to `compile`."
+            )
+        return ops.sum(ops.cast(loss, self.precision))
+
+    def _flat(self, y_pred) -> list:
+        return [ops.cast(z, self.precision) for z in keras.tree.flatten(y_pred)]
+
+    def _position_weights(self, y_pred, outputs):
+        heads = read_heads(
+            self._model, self._y, y_pred, self._sample_weight, self._loss_weights
+        )
         self.heads = heads
-        return [h, *outputs], Pass(dict(inputs), weights, state)
+        raw = keras.tree.flatten(y_pred)
+        return [position_weights(h, outputs[h.output], raw[h.output]) for h in heads]
 
     def _track_loss(self, h):
         for metric in self._model.metrics:
             if metric.name == "loss":
                 metric.update_state(h, sample_weight=self.examples)
 
-    def _outputs(self, parameters, x, tap=lambda name, tensor: tensor):
-        """`(outputs, inputs of the wrapped layers)`, without the loss."""
-        with self._scope(parameters):
-            with recording(self.wrappers, tap) as inputs:
-                y_pred = self._model(x, **self._forward_kwargs)
-            flat = keras.tree.flatten(y_pred)
-            return [ops.cast(z, "float32") for z in flat], dict(inputs)
+    def _mode(self, function) -> dict:
+        known = "training" in inspect.signature(function).parameters
+        return {"training": self._training} if known else {}
 
     def linearize(self, taps: bool = False) -> autodiff.Linearization:
         """The objective and the outputs, ready for reverse passes.
@@ -132,7 +196,7 @@ class Objective:
         return autodiff.vjp(self._evaluate, self.parameters, taps)
 
     def gradient(self, linear: autodiff.Linearization) -> tuple:
-        """The gradient of the objective in float32.
+        """The gradient of the objective.
 
         Args:
             linear: What `linearize` returned.
@@ -144,13 +208,14 @@ class Objective:
         gradient, taps = linear.pullback_all(seed)
 
         def unscale(g):
-            return ops.cast(g, "float32") / self._loss_scale
+            return ops.cast(g, self.precision) / self._loss_scale
 
         return [unscale(g) for g in gradient], {i: unscale(g) for i, g in taps.items()}
 
     def value(self, parameters):
         """The objective at other parameters, a scalar."""
-        return self._evaluate(parameters, lambda name, tensor: tensor)[0][0]
+        with self._scope(parameters):
+            return self._loss(self._call(self._x, _no_tap)[0])
 
     def change(self, update: list, loss):
         """`h(theta + update) - loss`, on the same batch and the same masks."""
@@ -206,20 +271,28 @@ class Objective:
         """
         if self.whole_batch(fraction):
             return self._x, None, weights
-        total = self.examples
-        if isinstance(total, int):
-            count = max(MIN_ROWS, round(total * fraction))
-        else:
-            share = ops.cast(ops.cast(total, "float32") * fraction, "int32")
-            count = ops.minimum(total, ops.maximum(share, MIN_ROWS))
-        rows = ops.arange(count) * total // count
-        scale = ops.cast(total, "float32") / ops.cast(count, "float32")
+        rows, count = self._rows(fraction)
+        scale = self._share_of(count)
 
         def take(tensor):
             return None if tensor is None else ops.take(tensor, rows, axis=0)
 
         x = keras.tree.map_structure(take, self._x)
         return x, rows, [take(w) * scale if len(w.shape) else w for w in weights]
+
+    def _rows(self, fraction):
+        """Indices of a share of the examples, and their number."""
+        total = self.examples
+        if isinstance(total, int):
+            count = max(MIN_ROWS, round(total * fraction))
+        else:
+            share = ops.cast(ops.cast(total, "float32") * fraction, "int32")
+            count = ops.minimum(total, ops.maximum(share, MIN_ROWS))
+        return ops.arange(count) * total // count, count
+
+    def _share_of(self, count):
+        """How many examples each of `count` stands for."""
+        return ops.cast(self.examples, self.precision) / ops.cast(count, self.precision)
 
     def loss_cotangents(self, outputs: list, curves: list[Curve], rows=None) -> list:
         """Gradients of the loss at the outputs, over the square root of the weight.
@@ -249,17 +322,46 @@ class Objective:
             cotangents[curve.output] = vector if before is None else before + vector
         return cotangents
 
-    def linearize_outputs(self, x) -> autodiff.Linearization:
-        """The outputs alone, for reverse passes that need no loss; taps are on."""
-        return autodiff.vjp(
-            lambda p, tap: self._outputs(p, x, tap), self.parameters, taps=True
-        )
+    def linearize_outputs(self, x, taps: bool = True) -> autodiff.Linearization:
+        """The outputs alone, for both directions, with no loss.
 
-    def push(self, x) -> tuple:
-        """`(outputs, function from a parameter-space vector to output tangents)`."""
-        return autodiff.linearize(lambda p: self._outputs(p, x)[0], self.parameters)
+        Args:
+            x: Inputs.
+            taps: Whether gradients at the pre-activations will be asked for.
+
+        Returns:
+            A linearisation with outputs `[z...]` and the inputs of the wrapped layers
+            as aux.
+        """
+
+        def network(parameters, tap):
+            with self._scope(parameters):
+                y_pred, inputs = self._call(x, tap)
+                return self._flat(y_pred), inputs
+
+        return autodiff.linearize(network, self.parameters, taps)
+
+    def linearize_network(self) -> autodiff.Linearization:
+        """The outputs on the whole batch, for both directions.
+
+        Returns:
+            A linearisation with outputs `[z...]` and the position weights of the heads
+            as aux.
+        """
+
+        def network(parameters, tap):
+            with self._scope(parameters):
+                y_pred, _ = self._call(self._x, _no_tap)
+                outputs = self._flat(y_pred)
+                return outputs, self._position_weights(y_pred, outputs)
+
+        return autodiff.linearize(network, self.parameters)
 
 
-def _training_argument(function) -> dict:
-    parameters = inspect.signature(function).parameters
-    return {"training": True} if "training" in parameters else {}
+def state_variables(model) -> list:
+    """The variables that a forward pass may read or change, parameters apart."""
+    return [*model.non_trainable_variables, *model.metrics_variables]
+
+
+def _no_tap(name, tensor):
+    return tensor

@@ -1,0 +1,375 @@
+"""The curvature matrices of a compiled model, to be multiplied by and looked at."""
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_secondorder import autodiff, vectors
+from keras_secondorder.curvature.operator import (
+    MAX_EXACT_PRODUCTS,
+    LinearOperator,
+)
+from keras_secondorder.curvature.products import (
+    empirical_fisher_products,
+    fisher_products,
+    gauss_newton_products,
+    hessian_products,
+    l2_curvature,
+    sampled_fisher_products,
+)
+from keras_secondorder.likelihoods import loss_weights_of
+from keras_secondorder.objective import Objective, state_variables
+
+
+def hessian(model, x, y=None, sample_weight=None, training: bool = False):
+    """The Hessian of the objective that `fit` minimises, penalties included.
+
+    Args:
+        model: A compiled and built Keras model.
+        x: Inputs, or an iterable of batches `(x, y)` or `(x, y, sample_weight)`: a
+            `tf.data.Dataset`, a `keras.utils.PyDataset`, a torch `DataLoader`, a list.
+            Of several batches, the average is taken, weighted by their rows, and the
+            memory is that of one.
+        y: Targets, where `x` is an array.
+        sample_weight: Weights of the examples, or None.
+        training: Whether layers are in training mode: then dropout masks are drawn
+            once, for the life of the operator. Batch normalisation statistics never
+            move.
+
+    Returns:
+        A `LinearOperator` at the present weights; training on does not change it.
+
+    Raises:
+        ValueError: The model is not compiled or not built, or has nothing to train.
+
+    Example:
+        >>> import keras, numpy as np, keras_secondorder as kso
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        >>> model.compile(loss="mse")
+        >>> H = kso.curvature.hessian(model, np.eye(2), np.ones((2, 1)))
+        >>> print(np.round(H.to_dense(), 6).tolist())
+        [[1.0, 0.0, 1.0], [0.0, 1.0, 1.0], [1.0, 1.0, 2.0]]
+
+    References:
+        Pearlmutter (1994); Martens (2016), thesis, section 2.2.
+    """
+    data = _Batches(x, y, sample_weight)
+    return NetworkOperator(model, data, hessian_products, training, builds_loss=True)
+
+
+def gauss_newton(model, x, y=None, sample_weight=None, training: bool = False):
+    """The generalised Gauss-Newton matrix, `J^T H_z J + diag(eta)`.
+
+    `H_z` is the Hessian of the loss with respect to the outputs of the network, `eta`
+    the curvature of the L2 penalties. It is positive semi-definite.
+
+    Args:
+        model: See `hessian`.
+        x: See `hessian`.
+        y: See `hessian`.
+        sample_weight: See `hessian`.
+        training: See `hessian`.
+
+    Returns:
+        A `LinearOperator`.
+
+    Raises:
+        ValueError: As `hessian`; also where a loss is not convex in the outputs.
+
+    References:
+        Schraudolph (2002); Martens (2016), thesis, section 4.3.
+    """
+    data = _Batches(x, y, sample_weight)
+    return NetworkOperator(model, data, gauss_newton_products, training, penalized=True)
+
+
+def fisher(
+    model,
+    x,
+    sample_weight=None,
+    samples: int | None = None,
+    seed: int = 0,
+    training: bool = False,
+):
+    """The Fisher matrix of the model's predictive distribution, without labels.
+
+    Args:
+        model: See `hessian`.
+        x: Inputs, or an iterable of batches of inputs or of `(x, y, ...)`.
+        sample_weight: Weights of the examples, or None.
+        samples: None for the exact expectation over targets, or the number of targets
+            drawn for each example.
+        seed: Seed of the draws, which are fixed for the life of the operator.
+        training: See `hessian`.
+
+    Returns:
+        A `LinearOperator`.
+
+    Raises:
+        ValueError: As `hessian`; also where a loss is no negative log-likelihood.
+
+    References:
+        Martens (2016), thesis, sections 5.1, 5.5 and 6.5.
+    """
+
+    def build(objective):
+        if samples is None:
+            return fisher_products(objective)
+        return sampled_fisher_products(objective, samples, seed)
+
+    data = _Batches(x, None, sample_weight, labelled=False)
+    return NetworkOperator(model, data, build, training)
+
+
+def empirical_fisher(
+    model,
+    x,
+    y=None,
+    sample_weight=None,
+    centered: bool = False,
+    training: bool = False,
+):
+    """The second moment of the gradients of single examples, with their labels.
+
+    Args:
+        model: See `hessian`.
+        x: See `hessian`.
+        y: See `hessian`.
+        sample_weight: See `hessian`.
+        centered: Whether the mean gradient is taken out: the covariance matrix.
+        training: See `hessian`.
+
+    Returns:
+        A `LinearOperator`.
+
+    Raises:
+        ValueError: As `hessian`.
+
+    References:
+        Le Roux, Manzagol & Bengio (2008); Martens (2016), thesis, section 5.6, also
+        for why this is not the Fisher matrix.
+    """
+
+    def build(objective):
+        return empirical_fisher_products(objective, centered)
+
+    data = _Batches(x, y, sample_weight)
+    return NetworkOperator(model, data, build, training)
+
+
+class NetworkOperator(LinearOperator):
+    """A curvature matrix of a model on one batch or on several.
+
+    The model is linearised once for each batch, and products at that point share the
+    work. Of one batch the linearisation is kept; of several, one at a time.
+
+    Args:
+        model: A compiled and built Keras model.
+        data: The batches.
+        build: `Objective -> Products`.
+        training: Whether layers are in training mode.
+        builds_loss: Whether the products use Keras's own `compute_loss`.
+        penalized: Whether the products include the curvature of L2 penalties.
+    """
+
+    def __init__(
+        self, model, data, build, training, builds_loss=False, penalized=False
+    ):
+        _check(model)
+        variables = list(model.trainable_variables)
+        # Copies: the operator stays where it is while the model is trained.
+        self._point = [ops.copy(p) for p in vectors.values(variables)]
+        super().__init__(
+            [v.shape for v in variables], vectors.precision_of(self._point)
+        )
+        if builds_loss:
+            _build_loss(model, data)
+        self._state = [ops.copy(s) for s in vectors.values(state_variables(model))]
+        self._data, self._kept = data, None
+        eta = [l2_curvature(v) if penalized else 0.0 for v in variables]
+        full = [ops.full(s, e) for s, e in zip(self.shapes, eta, strict=True)]
+        self._penalties = vectors.flatten(full, self.dtype) if any(eta) else 0.0
+        loss_weights = loss_weights_of(model)
+
+        def prepare(parameters, state, batch):
+            objective = Objective(
+                model,
+                *batch,
+                loss_weights=loss_weights,
+                training=training,
+                values=(parameters, state),
+                precision=self.dtype,
+            )
+            made = build(objective)
+            like = [ops.zeros(shape, self.dtype) for shape in self.shapes]
+            seeds = [ops.zeros(shape, self.dtype) for shape in made.root_shapes]
+            root = made.root and autodiff.portable(made.root, seeds)
+            return autodiff.portable(made.product, like), root, seeds
+
+        def multiply(product, flat):
+            v = vectors.unflatten(flat, self.shapes)
+            return vectors.flatten(product(v), self.dtype)
+
+        def apply_root(root, u):
+            return vectors.flatten(root(u), self.dtype)
+
+        self._prepare = autodiff.compiled(prepare)
+        self._multiply = autodiff.compiled(multiply)
+        self._apply_root = autodiff.compiled(apply_root)
+
+    def products(self, columns):
+        """One pass over the data, for all columns."""
+        totals, rows = [0.0] * len(columns), 0
+        for (product, _, _), count in self._prepared():
+            rows += count
+            for i, v in enumerate(columns):
+                totals[i] = totals[i] + count * self._multiply(product, v)
+        return [t / rows for t in totals]
+
+    def diagonal(self, samples: int | None = None, seed: int = 0):
+        """The diagonal, exact or estimated.
+
+        ```
+        exact:      sum over entries k of the outputs of  (R e_k)^2
+        estimated:  mean over samples of  (R u)^2,   u of independent +-1
+        ```
+
+        for a matrix `C = R R^T` (Gauss-Newton, Fisher), which has less noise than what
+        serves any matrix. Penalties are added exactly.
+
+        Args:
+            samples: Number of random vectors, or None: exact where 512 products do,
+                else from 64 vectors.
+            seed: Seed of the vectors.
+
+        Returns:
+            Tensor of shape `(P,)`.
+
+        References:
+            Chapelle & Erhan (2011); Martens, Sutskever & Swersky (2012); Martens
+            (2016), thesis, section 4.9.4.
+        """
+        few_rows = self.shape[0] <= MAX_EXACT_PRODUCTS
+        if samples is None and few_rows:
+            return super().diagonal(samples, seed)
+        random, total, rows = np.random.default_rng(seed), 0.0, 0
+        for (_, root, like), count in self._prepared():
+            if root is None:
+                return super().diagonal(samples, seed)
+            shapes = [tuple(t.shape) for t in like]
+            entries = sum(math.prod(shape) for shape in shapes)
+            if samples is None and entries <= MAX_EXACT_PRODUCTS:
+                draws, share = _units(shapes), 1.0
+            else:
+                number = samples or 64
+                draws, share = _signs(random, shapes, number), 1.0 / number
+            for u in draws:
+                u = [self._tensor(part) for part in u]
+                total = total + share * count * self._apply_root(root, u) ** 2
+            rows += count
+        return total / rows + self._penalties
+
+    def _prepared(self):
+        if self._kept is not None:
+            yield self._kept
+            return
+        for batch in self._data:
+            prepared = self._prepare(self._point, self._state, batch)
+            item = prepared, _rows(batch)
+            if self._data.single:
+                self._kept = item
+            yield item
+
+
+def _units(shapes):
+    """One-hot entries, one after the other."""
+    for i, shape in enumerate(shapes):
+        for k in range(math.prod(shape)):
+            u = [np.zeros(s) for s in shapes]
+            u[i].flat[k] = 1.0
+            yield u
+
+
+def _signs(random, shapes, number):
+    for _ in range(number):
+        yield [2.0 * random.integers(0, 2, s) - 1.0 for s in shapes]
+
+
+class _Batches:
+    """Data as batches `(x, y, sample_weight)` of tensors, as often as wanted."""
+
+    def __init__(self, x, y, sample_weight, labelled=True):
+        self.single = y is not None or _is_batch(x)
+        self._labelled = labelled
+        self._source = [(x, y, sample_weight)] if self.single else x
+        if not self.single and iter(x) is x:
+            raise ValueError(
+                "An operator goes through its batches once for each product. Received "
+                f"{type(x).__name__}, which can be read only once. Pass a data set, or "
+                "a list of its batches."
+            )
+
+    def __iter__(self):
+        for batch in _items(self._source):
+            x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(
+                tuple(batch) if isinstance(batch, list | tuple) else batch
+            )
+            y = y if self._labelled else None
+            yield keras.tree.map_structure(_as_tensor, (x, y, sample_weight))
+
+
+def _items(source) -> Iterable:
+    if isinstance(source, keras.utils.PyDataset):
+        return (source[i] for i in range(source.num_batches))
+    return source
+
+
+def _is_batch(x) -> bool:
+    """Whether `x` holds arrays, rather than batches of them."""
+    if isinstance(x, list | tuple):
+        return not any(isinstance(item, list | tuple) for item in x)
+    return isinstance(x, dict) or hasattr(x, "shape")
+
+
+def _as_tensor(value: Any):
+    if value is None or keras.ops.is_tensor(value):
+        return value
+    array = np.asarray(value)
+    if array.dtype.kind == "f":
+        array = array.astype(keras.config.floatx())  # as `fit` does
+    return ops.convert_to_tensor(array)
+
+
+def _rows(batch) -> int:
+    first = next(t for t in keras.tree.flatten(batch[0]) if t is not None)
+    return int(first.shape[0])
+
+
+def _build_loss(model, data) -> None:
+    """Let Keras make what it makes at the first call of `compute_loss`."""
+    before = model.metrics_variables
+    values = [ops.copy(v) for v in vectors.values(before)]
+    x, y, sample_weight = next(iter(data))
+    with autodiff.no_grad():
+        model.compute_loss(x, y, model(x, training=False), sample_weight)
+    if len(model.metrics_variables) == len(before):
+        vectors.assign(before, values)
+    else:
+        model.reset_metrics()
+
+
+def _check(model) -> None:
+    if not model.compiled:
+        raise ValueError(
+            "The curvature is that of a compiled loss. Received a model that is not "
+            "compiled. Call `model.compile(loss=...)` first."
+        )
+    if not model.built or not model.trainable_variables:
+        raise ValueError(
+            "The model has no trainable variables. Received one that is not built or "
+            "is frozen. Call it on a batch, or unfreeze a layer, first."
+        )

@@ -1,0 +1,213 @@
+"""Products with the curvature matrices of one batch, at one point."""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+from keras import ops
+
+from keras_secondorder import autodiff
+from keras_secondorder.likelihoods import (
+    CounterSeed,
+    by_position,
+    curvature_cotangents,
+    sqrt_cotangents,
+)
+from keras_secondorder.objective import Objective
+
+
+class Products(NamedTuple):
+    """A curvature matrix `C`, ready to be multiplied by.
+
+    Attributes:
+        product: `v -> C v`, lists of tensors shaped like the trainable variables.
+        root: `u -> R u` where `C = R R^T`, up to penalties; None where there is none.
+        root_shapes: Shapes of the tensors in `u`.
+    """
+
+    product: Callable
+    root: Callable | None = None
+    root_shapes: tuple = ()
+
+
+def hessian_products(objective: Objective) -> Products:
+    """The Hessian of the objective, penalties included.
+
+    Args:
+        objective: The batch.
+
+    References:
+        Pearlmutter (1994); Martens (2016), thesis, section 2.2.
+    """
+    _, product = autodiff.linearize_gradient(objective.value, objective.parameters)
+    return Products(product)
+
+
+def gauss_newton_products(objective: Objective) -> Products:
+    """`C = J^T H_z J + diag(eta)`, the generalised Gauss-Newton matrix.
+
+    `H_z` is the Hessian of the loss with respect to the outputs, and `eta` the
+    curvature of the L2 penalties.
+
+    Args:
+        objective: The batch.
+
+    References:
+        Schraudolph (2002); Martens (2016), thesis, section 4.3.
+    """
+    fisher = fisher_products(objective)
+    eta = [l2_curvature(v) for v in objective.variables]
+
+    def product(v):
+        Gv = fisher.product(v)
+        return [
+            g + e * ops.cast(a, g.dtype) for g, e, a in zip(Gv, eta, v, strict=True)
+        ]
+
+    return fisher._replace(product=product) if any(eta) else fisher
+
+
+def fisher_products(objective: Objective) -> Products:
+    """`C = J^T F_z J` with the exact Fisher matrix `F_z` of the outputs.
+
+    Args:
+        objective: The batch; its targets do not matter.
+
+    References:
+        Martens (2016), thesis, sections 5.1 and 5.5; Pascanu & Bengio (2014), eq. 8.
+    """
+    network = objective.linearize_network()
+    outputs, weights = network.outputs, network.aux
+    curves = objective.curves(outputs, weights)
+
+    def product(v):
+        tangents = network.push(v)
+        return network.pullback(curvature_cotangents(curves, outputs, tangents))
+
+    def root(u):
+        u = iter(u)  # one tensor for each curve, which are asked in order
+
+        def vector(curve, z):
+            return curve.likelihood.sqrt_product(z, next(u))
+
+        return network.pullback(sqrt_cotangents(curves, outputs, vector))
+
+    shapes = [ops.shape(by_position(outputs[c.output], c.weights)) for c in curves]
+    return Products(product, root, tuple(shapes))
+
+
+def sampled_fisher_products(objective: Objective, samples: int, seed: int) -> Products:
+    """The Fisher matrix with targets drawn from the model, averaged over draws.
+
+    Args:
+        objective: The batch; its targets do not matter.
+        samples: Number of draws for each example.
+        seed: Python integer.
+
+    References:
+        Martens (2016), thesis, section 6.5.
+    """
+    network = objective.linearize_network()
+    curves = objective.curves(network.outputs, network.aux)
+
+    def draw(i):
+        random = CounterSeed(seed, ops.convert_to_tensor(i, "int32"))
+
+        def sampled(curve, z):
+            return curve.likelihood.sampled_sqrt(z, random)
+
+        return sqrt_cotangents(curves, network.outputs, sampled)
+
+    scale = 1.0 / math.sqrt(samples)
+    drawn = [_scaled(draw(i), scale) for i in range(samples)]
+    return _outer_products(network, drawn, objective.examples)
+
+
+def empirical_fisher_products(objective: Objective, centered: bool = False) -> Products:
+    """The second moment, or the covariance, of the gradients of single examples.
+
+    ```
+    C = sum_n w_n g_n g_n^T   [- g g^T,  g = sum_n w_n g_n / sqrt(sum_n w_n)]
+    ```
+
+    with `w_n` the weight of example n in the objective.
+
+    Args:
+        objective: The batch.
+        centered: Whether the mean is taken out.
+
+    References:
+        Le Roux, Manzagol & Bengio (2008); Martens (2016), thesis, section 5.6.
+    """
+    network = objective.linearize_network()
+    curves = objective.curves(network.outputs, network.aux, convex=False)
+    cotangents = objective.loss_cotangents(network.outputs, curves)
+    products = _outer_products(network, [cotangents], objective.examples)
+    if not centered:
+        return products
+    total = sum(ops.sum(c.weights) for c in curves)
+    mean = [None] * len(network.outputs)
+    for curve in curves:
+        z = cotangents[curve.output]
+        weighted = by_position(z, curve.weights) * ops.sqrt(curve.weights)[..., None]
+        mean[curve.output] = ops.reshape(weighted, ops.shape(z)) / ops.sqrt(total)
+    mean = network.pullback(mean)
+
+    def product(v):
+        along = sum(
+            ops.sum(m * ops.cast(a, m.dtype)) for m, a in zip(mean, v, strict=True)
+        )
+        Cv = products.product(v)
+        return [c - along * m for c, m in zip(Cv, mean, strict=True)]
+
+    return Products(product)
+
+
+def _outer_products(network, drawn: list, examples) -> Products:
+    """`sum over draws and examples of s s^T`, `s` the pulled-back cotangent."""
+
+    def product(v):
+        tangents, total = network.push(v), None
+        for cotangents in drawn:
+            along = sum(
+                _by_example(c * t, examples)
+                for c, t in zip(cotangents, tangents, strict=True)
+                if c is not None
+            )
+            pulled = network.pullback(_times(cotangents, along))
+            total = pulled if total is None else _add(total, pulled)
+        return total
+
+    def root(u):
+        total = None
+        for cotangents, signs in zip(drawn, u, strict=True):
+            pulled = network.pullback(_times(cotangents, signs))
+            total = pulled if total is None else _add(total, pulled)
+        return total
+
+    return Products(product, root, ((examples,),) * len(drawn))
+
+
+def _by_example(values, examples):
+    return ops.sum(ops.reshape(values, (examples, -1)), axis=1)
+
+
+def _times(cotangents, numbers):
+    """Every example's cotangents times a number of its own."""
+    return [
+        None if c is None else c * ops.reshape(numbers, (-1, *[1] * (len(c.shape) - 1)))
+        for c in cotangents
+    ]
+
+
+def _scaled(cotangents, factor):
+    return [None if c is None else c * factor for c in cotangents]
+
+
+def _add(u, v):
+    return [a + b for a, b in zip(u, v, strict=True)]
+
+
+def l2_curvature(variable) -> float:
+    """`eta`: the second derivative of the L2 penalty on a variable, 0 without one."""
+    return 2.0 * float(getattr(variable.regularizer, "l2", 0.0) or 0.0)

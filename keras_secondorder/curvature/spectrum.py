@@ -1,0 +1,174 @@
+"""Traces, eigenvalues and spectral densities from products with a matrix."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from keras import ops
+
+from keras_secondorder.solvers import lanczos, ritz_pairs
+
+
+class Eigenpairs(NamedTuple):
+    """The eigenpairs that are largest in magnitude, the largest first.
+
+    Attributes:
+        values: Shape `(k,)`.
+        vectors: Shape `(k, P)`, of unit length.
+        residual_norms: Shape `(k,)`: `||A v - value v||`, which bounds the distance to
+            an eigenvalue.
+        products: How many products were spent.
+    """
+
+    values: Any
+    vectors: Any
+    residual_norms: Any
+    products: int
+
+
+class Density(NamedTuple):
+    """A spectral density on a grid, and the nodes that it was smoothed from.
+
+    Attributes:
+        grid: NumPy array `(points,)`, ascending.
+        density: NumPy array `(points,)`, non-negative; it integrates to 1.
+        nodes: NumPy array `(samples * steps,)` of Ritz values.
+        weights: NumPy array like it, summing to 1.
+    """
+
+    grid: np.ndarray
+    density: np.ndarray
+    nodes: np.ndarray
+    weights: np.ndarray
+
+
+def hutchinson(products: Callable, probes: list):
+    """`mean of v . A v`, whose expectation is the trace for random signs `v`.
+
+    Args:
+        products: List of vectors to list of products.
+        probes: Vectors of independent +-1.
+
+    References:
+        Hutchinson (1990).
+    """
+    terms = [ops.sum(v * Av) for v, Av in zip(probes, products(probes), strict=True)]
+    return sum(terms[1:], terms[0]) / len(terms)
+
+
+def hutch_plus_plus(products: Callable, sketch: list, probes: list):
+    """Trace: exact on the range of a sketch, Hutchinson's estimate on the rest.
+
+    ```
+    Q = orthonormal basis of A S
+    tr A ~ tr(Q^T A Q) + mean of  g . A g,   g = (I - Q Q^T) v
+    ```
+
+    Args:
+        products: List of vectors to list of products.
+        sketch: Columns of `S`, +-1.
+        probes: The vectors `v`, +-1.
+
+    References:
+        Meyer, Musco, Musco & Woodruff (2021), algorithm 1.
+    """
+    Q, _ = ops.qr(ops.stack(products(sketch), axis=1))  # (P, s)
+    columns = [Q[:, i] for i in range(Q.shape[1])]
+    inside = [ops.sum(q * Aq) for q, Aq in zip(columns, products(columns), strict=True)]
+
+    def project(v):
+        return v - ops.squeeze(Q @ (ops.transpose(Q) @ ops.expand_dims(v, 1)), 1)
+
+    outside = hutchinson(products, [project(v) for v in probes])
+    return sum(inside[1:], inside[0]) + outside
+
+
+def lanczos_eigenpairs(
+    matvec: Callable, start, k: int, rtol: float, max_products: int
+) -> Eigenpairs:
+    """Lanczos with re-orthogonalisation, with more steps until `k` pairs are found.
+
+    Args:
+        matvec: Flat vector to its product.
+        start: Starting vector, shape `(P,)`.
+        k: Number of pairs.
+        rtol: Residual to reach, relative to the largest eigenvalue.
+        max_products: Most products to spend.
+
+    Raises:
+        ValueError: `k` is not between 1 and `P`.
+    """
+    size = start.shape[0]
+    if not 1 <= k <= size:
+        raise ValueError(
+            f"`k` must lie between 1 and {size}, the size of the matrix. "
+            f"Received k={k}."
+        )
+    steps, spent = min(size, max(2 * k, 20)), 0
+    while True:
+        found = lanczos(matvec, start, steps)
+        spent += steps
+        pairs = ritz_pairs(found)
+        values = ops.convert_to_numpy(pairs.values)
+        count = int(pairs.count)
+        order = np.argsort(-np.abs(values[:count]), kind="stable")[:k]
+        residuals = ops.convert_to_numpy(pairs.residual_norms)[order]
+        top = np.abs(values[order[0]]) if count else 0.0
+        done = bool(np.all(residuals <= rtol * top)) and len(order) == k
+        # An invariant subspace has nothing more to find from this start.
+        if done or steps == size or count < steps:
+            break
+        if spent + 2 * steps > max_products:
+            warnings.warn(
+                f"{spent} products found the {k} largest eigenvalues to residuals of "
+                f"at most {residuals.max():.2g}, not to {rtol * top:.2g}. Raise "
+                "`max_products` or `rtol`, or ask for fewer.",
+                stacklevel=3,
+            )
+            break
+        steps = min(size, 2 * steps)
+    take = ops.convert_to_tensor(order.astype("int32"))
+    return Eigenpairs(
+        ops.take(pairs.values, take),
+        ops.take(pairs.vectors, take, axis=0),
+        ops.take(pairs.residual_norms, take),
+        spent,
+    )
+
+
+def lanczos_density(
+    matvec: Callable, starts: list, steps: int, points: int, width: float | None
+) -> Density:
+    """Stochastic Lanczos quadrature, smoothed by a Gaussian.
+
+    ```
+    density(t) = mean over starts of  sum_i w_i N(t; theta_i, width^2)
+    ```
+
+    with the Ritz values `theta_i` and the squared first components `w_i`.
+
+    Args:
+        matvec: Flat vector to its product.
+        starts: Random normal vectors, shape `(P,)` each.
+        steps: Lanczos steps from each.
+        points: Number of grid points.
+        width: Standard deviation of the Gaussian, or None.
+    """
+    nodes, weights = [], []
+    for start in starts:
+        pairs = ritz_pairs(lanczos(matvec, start, min(steps, start.shape[0])))
+        count = int(pairs.count)
+        nodes.append(ops.convert_to_numpy(pairs.values)[:count].astype(float))
+        w = ops.convert_to_numpy(pairs.weights)[:count].astype(float)
+        weights.append(w / w.sum() / len(starts))
+    nodes, weights = np.concatenate(nodes), np.concatenate(weights)
+    reach = max(nodes.max() - nodes.min(), 1e-6 * np.abs(nodes).max(), 1e-30)
+    if width is None:
+        width = reach / 100
+    grid = np.linspace(nodes.min() - 6 * width, nodes.max() + 6 * width, points)
+    bells = np.exp(-0.5 * ((grid[:, None] - nodes) / width) ** 2)
+    density = bells @ weights / (width * np.sqrt(2 * np.pi))
+    # Six deviations hold all but 1e-9 of it; a coarse grid needs the rest put right.
+    density = density / np.trapezoid(density, grid)
+    return Density(grid, density, nodes, weights)
