@@ -183,10 +183,10 @@ def _wrap(layer, against: str | None):
     steps = isinstance(layer, keras.layers.TimeDistributed)
     inner = layer.layer if steps else layer
     wrapper_class = time_distributed(layer) if steps else wrapper_class_of(layer)
-    if wrapper_class is None:
-        return None, f"no wrapper for {type(inner).__name__}"
     if against is not None:
         return None, against
+    if wrapper_class is None:
+        return None, f"no wrapper for {type(inner).__name__}"
     reason = wrapper_class.reason_against(inner)
     if reason:
         return None, reason

@@ -28,7 +28,8 @@ def check_layer_wrapper(layer, inputs, **call_arguments) -> None:
     Args:
         layer: A layer. It is called on the inputs once, and so built.
         inputs: Inputs of two examples at least, an array.
-        **call_arguments: Further arguments of the call, such as `training`.
+        **call_arguments: Further arguments of the call, such as `training`; arrays
+            among them have one entry for each example, such as `mask`.
 
     Raises:
         AssertionError: The wrapper is wrong, or there is none; the message says where.
@@ -131,10 +132,12 @@ def _check_examples(layer, wrapper, inputs, call_arguments):
     """The rows of the first example, on its own and in the batch."""
     if wrapper.kind == "unitwise":  # batch normalisation mixes examples
         return
-    alone, together = (
-        _watched(layer, wrapper, x, call_arguments).aux[0][0]
-        for x in (inputs[:1], inputs)
-    )
+    first = {
+        name: value[:1] if hasattr(value, "shape") else value
+        for name, value in call_arguments.items()
+    }
+    (alone,) = _watched(layer, wrapper, inputs[:1], first).aux[0]
+    (together,) = _watched(layer, wrapper, inputs, call_arguments).aux[0]
     for part in wrapper.parts:
         one, all_ = (dense_rows(part, part.input_rows(x)) for x in (alone, together))
         first = all_.reshape(*all_.shape[:-3], len(inputs), -1, all_.shape[-1])

@@ -8,6 +8,7 @@ import pytest
 from keras import ops
 
 from keras_secondorder import autodiff, vectors
+from keras_secondorder.capture import plan_blocks, recording, wrapper_of
 from keras_secondorder.testing import check_layer_wrapper
 
 # Sums of some dozen float32 products, compared with the largest entry.
@@ -19,6 +20,67 @@ def test_contract(name):
     case = kinds.CASES[name]
     arguments = {"training": True} if "normal" in name and "batch" in name else {}
     check_layer_wrapper(case.layer(), case.inputs(), **arguments)
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize("zeros", [False, True])
+def test_masked_time_steps(backwards, zeros):
+    """`Bidirectional` sets `zero_output_for_mask` on the layers inside it."""
+    layer = keras.layers.LSTM(3, return_sequences=True, go_backwards=backwards)
+    layer.zero_output_for_mask = zeros
+    mask = np.array([[1, 1, 0, 1], [1, 1, 1, 1], [0, 1, 1, 0]], bool)
+    inputs = kinds.RNG.normal(size=(3, 4, 2)).astype("float32")
+    check_layer_wrapper(layer, inputs, mask=ops.convert_to_tensor(mask))
+
+
+def test_dropout_inside_the_recurrence():
+    layer = keras.layers.GRU(3, dropout=0.5, seed=0)
+    inputs = kinds.RNG.normal(size=(3, 4, 2)).astype("float32")
+    layer(inputs)
+    # The masks are drawn from a seed that moves: give the three passes the same one.
+    seed = layer.cell.seed_generator.state
+    start = ops.convert_to_numpy(seed)
+    wrapper, _ = wrapper_of(layer)
+    values = vectors.values(layer.trainable_variables)
+
+    def forward(values, tap):
+        scope = list(zip(layer.trainable_variables, values, strict=True))
+        with keras.StatelessScope([*scope, (seed, ops.convert_to_tensor(start))]):
+            with recording([wrapper], tap) as seen:
+                return [layer(ops.convert_to_tensor(inputs), training=True)], dict(seen)
+
+    with autodiff.no_grad():
+        linear = autodiff.vjp(forward, values)
+        gradient, taps = linear.pullback_all([ops.ones_like(linear.outputs[0])])
+    part, (kernel, _) = wrapper.parts[0], wrapper.split(gradient)[0]
+    a = numpy(part.input_rows(linear.aux[0][0]))
+    g = numpy(part.gradient_rows(taps[0, 0]))
+    assert (a[..., :2] == 0).any()
+    ours = np.einsum("nti,ntj->ij", a, g)[:2]
+    np.testing.assert_allclose(ours, numpy(kernel), atol=1e-5)
+
+
+REFUSED = {
+    "reset_after=False": lambda: keras.layers.GRU(2, reset_after=False),
+    "implementation=1": lambda: keras.layers.LSTM(2, recurrent_dropout=0.1),
+    "runs the cell StackedRNNCells": lambda: keras.layers.RNN(
+        [keras.layers.GRUCell(2), keras.layers.GRUCell(2)]
+    ),
+}
+
+
+@pytest.mark.parametrize("reason", list(REFUSED))
+def test_recurrent_layers_that_are_refused(reason):
+    model = keras.Sequential([keras.Input((3, 2)), REFUSED[reason]()])
+    found = {block.reason for block in plan_blocks(model)}
+    assert len(found) == 1 and reason in found.pop()
+
+
+def test_bias_over_positions_is_named():
+    layer = keras.layers.EinsumDense("abc,cd->abd", (3, 4), bias_axes="bd")
+    kernel, bias = plan_blocks(keras.Sequential([keras.Input((3, 2)), layer]))
+    assert kernel.kind == "kronecker" and bias.kind == "diagonal"
+    assert bias.reason == "a bias over the axes 'bd'"
 
 
 def jacobian(layer, x):
