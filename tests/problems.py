@@ -125,11 +125,13 @@ LOSSES = {  # of the three heads of `classifier`; labels one-hot
 # --- the curvature of one batch, computed eagerly -----------------------------------
 
 
+def add_variable(shape, initializer="zeros", dtype=None, name=None):
+    """As an optimizer's, for blocks without one."""
+    return keras.Variable(keras.ops.zeros(shape, dtype), trainable=False, name=name)
+
+
 def blocks_of(model, **plan) -> list:
     """The curvature blocks of a model, without an optimizer."""
-
-    def add_variable(shape, initializer="zeros", dtype=None, name=None):
-        return keras.Variable(keras.ops.zeros(shape, dtype), trainable=False, name=name)
 
     return BlockDiagonal(model, add_variable, **plan).blocks
 

@@ -73,7 +73,7 @@ def sides_of(wrapper, max_factor_size: int) -> list[tuple[Side, ...]]:
         return Side(stack, size, size if diagonal else 1)
 
     if wrapper.kind == "unitwise":
-        return [(side(wrapper.stack, len(wrapper.variables)),)]
+        return [(Side(wrapper.stack, len(wrapper.variables)),)]
     return [
         (side(p.stack, p.d_in, p.one_hot), side(p.stack, p.d_out))
         for p in wrapper.parts
@@ -97,11 +97,11 @@ def fit_to(budget: int, blocks: list[list[tuple[Side, ...]]]) -> list:
         for k, side in enumerate(pair)
     }
     total = sum(2 * side.bytes for side in sides.values())
-    while total > budget:
-        place = max(sides, key=lambda p: (sides[p].bytes * (sides[p].width > 1), p))
+    # The matrices of a unitwise block are tiny already.
+    large = [place for place in sides if len(blocks[place[0]][place[1]]) == 2]
+    while total > budget and any(sides[place].width > 1 for place in large):
+        place = max(large, key=lambda p: (sides[p].bytes * (sides[p].width > 1), p))
         old = sides[place]
-        if old.width == 1:
-            break
         sides[place] = old.halved()
         total -= 2 * (old.bytes - sides[place].bytes)
     return [

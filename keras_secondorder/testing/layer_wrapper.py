@@ -44,13 +44,17 @@ def check_layer_wrapper(layer, inputs, **call_arguments) -> None:
     wrapper, reason = wrapper_of(layer)
     assert wrapper is not None, f"{type(layer).__name__} has no wrapper: {reason}."
     before = dict(vars(layer))
+    linear = _watched(layer, wrapper, inputs, call_arguments)
+    watched = _numpy(linear.outputs[0])
+    close(watched, plain, "the output while the layer is watched")
     for seed in range(REPEATS):
-        _check_gradient(layer, wrapper, inputs, call_arguments, plain, seed)
+        cotangent = np.random.default_rng(seed).normal(size=watched.shape)
+        _check_gradient(layer, wrapper, linear, cotangent.astype("float32"))
     after = dict(vars(layer))
     changed = {n for n in {*before, *after} if before.get(n) is not after.get(n)}
     assert not changed, f"`record` left these attributes changed: {sorted(changed)}."
     _check_layout(wrapper)
-    _check_examples(layer, wrapper, inputs, call_arguments)
+    _check_examples(layer, wrapper, inputs, call_arguments, linear)
 
 
 def _watched(layer, wrapper, inputs, call_arguments):
@@ -68,12 +72,8 @@ def _watched(layer, wrapper, inputs, call_arguments):
         return autodiff.vjp(forward, vectors.values(parameters))
 
 
-def _check_gradient(layer, wrapper, inputs, call_arguments, plain, seed):
-    linear = _watched(layer, wrapper, inputs, call_arguments)
-    watched = _numpy(linear.outputs[0])
-    close(watched, plain, "the output while the layer is watched")
-    cotangent = np.random.default_rng(seed).normal(size=watched.shape)
-    gradient, taps = linear.pullback_all([ops.convert_to_tensor(_float32(cotangent))])
+def _check_gradient(layer, wrapper, linear, cotangent):
+    gradient, taps = linear.pullback_all([ops.convert_to_tensor(cotangent)])
     places = {
         id(v): g for v, g in zip(layer.trainable_variables, gradient, strict=True)
     }
@@ -128,7 +128,7 @@ def _check_layout(wrapper):
         close(_numpy(ours), expected, "`from_matrix` after `to_matrix`", rtol=0.0)
 
 
-def _check_examples(layer, wrapper, inputs, call_arguments):
+def _check_examples(layer, wrapper, inputs, call_arguments, linear):
     """The rows of the first example, on its own and in the batch."""
     if wrapper.kind == "unitwise":  # batch normalisation mixes examples
         return
@@ -137,7 +137,7 @@ def _check_examples(layer, wrapper, inputs, call_arguments):
         for name, value in call_arguments.items()
     }
     (alone,) = _watched(layer, wrapper, inputs[:1], first).aux[0]
-    (together,) = _watched(layer, wrapper, inputs, call_arguments).aux[0]
+    (together,) = linear.aux[0]
     for part in wrapper.parts:
         one, all_ = (dense_rows(part, part.input_rows(x)) for x in (alone, together))
         first = all_.reshape(*all_.shape[:-3], len(inputs), -1, all_.shape[-1])
@@ -162,7 +162,3 @@ def close(ours, expected, what: str, rtol: float = RTOL) -> None:
 
 def _numpy(tensor) -> np.ndarray:
     return np.array(ops.convert_to_numpy(tensor))
-
-
-def _float32(array) -> np.ndarray:
-    return np.asarray(array, "float32")

@@ -3,12 +3,15 @@
 import keras
 import layers as kinds
 import numpy as np
+import oracle
 import problems
 import pytest
 from keras import ops
 
 from keras_secondorder import autodiff, vectors
 from keras_secondorder.capture import plan_blocks, recording, wrapper_of
+from keras_secondorder.curvature import KroneckerBlock, UnitwiseBlock
+from keras_secondorder.curvature.factor import damped_inverses
 from keras_secondorder.testing import check_layer_wrapper
 
 # Sums of some dozen float32 products, compared with the largest entry.
@@ -134,6 +137,62 @@ def dense_factor(factor, side, index):
         at = slice(i * side.width, (i + 1) * side.width)
         full[at, at] = block
     return full[: side.size, : side.size]
+
+
+GAMMA, ETA = 0.2, 0.01
+
+
+@pytest.mark.parametrize("memory", ["full", "split", "diagonal"])
+@pytest.mark.parametrize(
+    "name",
+    ["conv2d, groups", "embedding", "gru", "separable conv1d", "layer normalization"],
+)
+def test_preconditioning_solves_the_damped_system(name, memory):
+    """`U = (A + pi gamma I)^-1 V (G + gamma / pi I)^-1` of every matrix, in full."""
+    case, rng = kinds.CASES[name], np.random.default_rng(0)
+    layer = case.layer()
+    dtype = "int32" if case.vocabulary else None
+    model = keras.Sequential([keras.Input(case.shape, dtype=dtype), layer])
+    (plan,) = plan_blocks(model, factor_memory=0 if memory == "diagonal" else None)
+    if memory == "split":
+        halves = [[s._replace(blocks=2) if s.blocks == 1 and s.size > 2 else s
+                   for s in pair] for pair in plan.sides]  # fmt: skip
+        plan = plan._replace(sides=halves)
+    unitwise = plan.kind == "unitwise"
+    block = (UnitwiseBlock if unitwise else KroneckerBlock)(plan, problems.add_variable)
+    flat = [pair[k] for k in range(len(plan.sides[0])) for pair in plan.sides]
+    for factor, side in zip(block.factors, flat, strict=True):
+        root = rng.normal(size=(*factor.shape[:-1], 2 * factor.shape[-1]))
+        if side.blocks * side.width > side.size:  # the padding stays zero
+            root[side.blocks - 1 :: side.blocks, side.size % side.width :] = 0.0
+        factor.assign((root @ root.swapaxes(-1, -2)).astype("float32"))
+    gamma = ops.convert_to_tensor(np.float32(GAMMA))
+    factors = [ops.convert_to_tensor(f) for f in block.factors]
+    inverses = damped_inverses(*block.systems(factors, gamma, ETA))
+    shapes = [tuple(v.shape) for v in block.variables]
+    V = [rng.normal(size=shape).astype("float32") for shape in shapes]
+    U = block.precondition([ops.convert_to_tensor(v) for v in V], inverses, 0.0)
+    assert [tuple(u.shape) for u in U] == shapes
+    V, U = (np.concatenate([numpy(v).ravel() for v in values]) for values in (V, U))
+    count, strength = len(block.sides), np.sqrt(GAMMA**2 + ETA)
+    for i, matrices in enumerate(positions_of(block, block.variables)):
+        for j, places in enumerate(matrices):
+            dense = [
+                dense_factor(numpy(block.factors[k * count + i]), side, j)
+                for k, side in enumerate(block.sides[i])
+            ]
+            if unitwise:
+                damped = dense[0] + strength**2 * np.eye(len(dense[0]))
+            else:
+                A, G = dense
+                pi = oracle.trace_norm_pi(A, G)
+                damped = np.kron(
+                    A + pi * strength * np.eye(len(A)),
+                    G + strength / pi * np.eye(len(G)),
+                )
+            right = np.linalg.solve(damped, V[places])
+            atol = 1e-4 * np.abs(right).max()
+            np.testing.assert_allclose(U[places], right, rtol=0, atol=atol)
 
 
 EXACT = [name for name, case in kinds.CASES.items() if case.exact]
