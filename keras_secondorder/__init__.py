@@ -4,7 +4,7 @@ Importing the package is all it takes: `model.compile(optimizer=KFAC())` then tr
 plain Keras model with second-order information.
 """
 
-from keras_secondorder import curvature, initializers, solvers
+from keras_secondorder import curvature, initializers, solvers, testing
 from keras_secondorder.capture import LayerWrapper, register_layer_wrapper
 from keras_secondorder.optimizers import (
     KFAC,
@@ -46,4 +46,5 @@ __all__ = [
     "curvature",
     "initializers",
     "solvers",
+    "testing",
 ]

@@ -237,7 +237,7 @@ class Objective:
             outputs: Outputs of the network, flattened, of the examples in question.
             weights: Position weights of the heads, for the same examples.
             rows: Indices of the examples in the batch, or None for all.
-            convex: Whether a loss that is not convex is refused; the empirical Fisher
+            convex: Whether to warn of a loss that is not convex; the empirical Fisher
                 matrix needs only its gradient.
         """
         curves = []

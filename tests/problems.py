@@ -54,6 +54,13 @@ def dense(units, activation=None, **kwargs):
     return keras.layers.Dense(units, activation=activation, **kwargs)
 
 
+class UnknownDense(keras.layers.Dense):
+    """A layer that no wrapper knows, as its `call` is its own."""
+
+    def call(self, inputs):
+        return super().call(inputs)
+
+
 def sequential(layers, inputs=(FEATURES,), seed=1, scale=0.6):
     """A Sequential model whose weights are the same on every backend."""
     model = keras.Sequential([keras.Input(inputs), *layers])
@@ -118,11 +125,13 @@ LOSSES = {  # of the three heads of `classifier`; labels one-hot
 # --- the curvature of one batch, computed eagerly -----------------------------------
 
 
+def add_variable(shape, initializer="zeros", dtype=None, name=None):
+    """As an optimizer's, for blocks without one."""
+    return keras.Variable(keras.ops.zeros(shape, dtype), trainable=False, name=name)
+
+
 def blocks_of(model, **plan) -> list:
     """The curvature blocks of a model, without an optimizer."""
-
-    def add_variable(shape, initializer="zeros", dtype=None, name=None):
-        return keras.Variable(keras.ops.zeros(shape, dtype), trainable=False, name=name)
 
     return BlockDiagonal(model, add_variable, **plan).blocks
 

@@ -29,9 +29,9 @@ The functions of a backend module:
     no_grad()                         -> a context in which no graph is recorded
     spd_inverses(matrices, compiled=False)
                                       -> the inverses of symmetric positive definite
-                                         matrices, NaN throughout where a factorisation
-                                         fails; `compiled` says that the step runs
-                                         inside XLA
+                                         matrices, or of stacks (k, d, d) of them; NaN
+                                         throughout where a factorisation fails;
+                                         `compiled` says that the step runs inside XLA
 
 A linearisation runs the function once: products in a loop at the same point do not
 repeat its forward pass. JAX transposes its forward mode. TensorFlow and PyTorch, whose

@@ -8,13 +8,15 @@ def lapack_inverse(matrix):
     """Invert a symmetric positive definite matrix by LAPACK's potrf and potri.
 
     Args:
-        matrix: Array of shape `(d, d)`, float32 or float64.
+        matrix: Array of shape `(d, d)`, float32 or float64, or a stack of them.
 
     Returns:
         Its inverse as a NumPy array, or NaN throughout where it is not positive
         definite.
     """
     matrix = np.asarray(matrix)
+    if matrix.ndim == 3:
+        return np.stack([lapack_inverse(m) for m in matrix])
     prefix = "s" if matrix.dtype == np.float32 else "d"
     potrf, potri = getattr(lapack, prefix + "potrf"), getattr(lapack, prefix + "potri")
     # Row-major memory read column by column is the transpose, which here is the same

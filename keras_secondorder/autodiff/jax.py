@@ -150,7 +150,8 @@ def spd_inverses(matrices, compiled=False):
 
 def _cholesky_inverse(matrix):
     factor = jnp.linalg.cholesky(matrix)
+    identity = jnp.eye(matrix.shape[-1], dtype=matrix.dtype)
     half = jax.scipy.linalg.solve_triangular(
-        factor, jnp.eye(matrix.shape[-1], dtype=matrix.dtype), lower=True
+        factor, jnp.broadcast_to(identity, matrix.shape), lower=True
     )
-    return half.T @ half
+    return jnp.swapaxes(half, -1, -2) @ half

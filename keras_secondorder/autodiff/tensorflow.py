@@ -143,6 +143,7 @@ def spd_inverses(matrices, compiled=False):
 
 def _cholesky_inverse(matrix):
     factor = tf.linalg.cholesky(matrix)
-    identity = tf.eye(tf.shape(matrix)[-1], dtype=matrix.dtype)
+    identity = tf.eye(matrix.shape[-1], dtype=matrix.dtype)
+    identity = tf.broadcast_to(identity, matrix.shape)
     half = tf.linalg.triangular_solve(factor, identity, lower=True)
     return tf.matmul(half, half, transpose_a=True)

@@ -141,11 +141,11 @@ def no_grad():
 
 
 def spd_inverses(matrices, compiled=False):
-    """Invert symmetric positive definite matrices; NaN where one is not definite."""
+    """Invert positive definite matrices, or stacks; NaN where one is not definite."""
     inverses = []
     for matrix in matrices:
         factor, failed = torch.linalg.cholesky_ex(matrix)
         inverse = torch.cholesky_inverse(factor)
         nan = torch.full_like(inverse, float("nan"))
-        inverses.append(torch.where(failed == 0, inverse, nan))
+        inverses.append(torch.where((failed == 0)[..., None, None], inverse, nan))
     return inverses

@@ -1,5 +1,14 @@
 """Layers seen from outside: wrappers, the recorder, and the plan of blocks."""
 
+from keras_secondorder.capture import (  # noqa: F401  each registers its wrappers
+    convolution,
+    dense,
+    einsum_dense,
+    embedding,
+    normalization,
+    recurrent,
+    separable,
+)
 from keras_secondorder.capture.activations import recurrent_layers, watching
 from keras_secondorder.capture.coverage import (
     FALLBACKS,
@@ -8,8 +17,10 @@ from keras_secondorder.capture.coverage import (
     is_built,
     plan_blocks,
     table,
+    wrapper_of,
 )
-from keras_secondorder.capture.recorder import recording
+from keras_secondorder.capture.memory import Side
+from keras_secondorder.capture.recorder import of_wrapper, recording
 from keras_secondorder.capture.wrapper import LayerWrapper, register_layer_wrapper
 
 __all__ = [
@@ -17,11 +28,14 @@ __all__ = [
     "Block",
     "Coverage",
     "LayerWrapper",
+    "Side",
     "is_built",
+    "of_wrapper",
     "plan_blocks",
     "recording",
     "recurrent_layers",
     "register_layer_wrapper",
     "watching",
     "table",
+    "wrapper_of",
 ]

@@ -6,26 +6,32 @@ from typing import NamedTuple
 
 import keras
 
-from keras_secondorder.capture.dense import DenseWrapper, TimeDistributedDenseWrapper
-from keras_secondorder.capture.recorder import count_calls
+from keras_secondorder.capture.memory import (
+    FLOAT_BYTES,
+    fit_to,
+    machine_budget,
+    sides_of,
+)
+from keras_secondorder.capture.recorder import count_uses
+from keras_secondorder.capture.time_distributed import for_all_steps, time_distributed
 from keras_secondorder.capture.wrapper import LayerWrapper, wrapper_class_of
 
 FALLBACKS = ("diagonal", "gradient", "error")
 # Layers that run the layers inside them in a loop or a vectorised map, where a tensor
 # seen inside means nothing outside.
-_LOOPS = (keras.layers.RNN, keras.layers.TimeDistributed, keras.layers.Bidirectional)
-_FLOAT_BYTES = 4
+_LOOPS = (keras.layers.RNN, keras.layers.TimeDistributed)
 
 
 class Block(NamedTuple):
     """The part of the curvature matrix that belongs to some of the variables.
 
     Attributes:
-        kind: "kronecker", "diagonal" or "gradient".
+        kind: "kronecker", "unitwise", "diagonal" or "gradient".
         variables: The trainable variables it covers.
         layer_name: Name of the layer they belong to.
-        wrapper: The layer wrapper, for a Kronecker block.
-        reason: Why it is not a Kronecker block, else an empty string.
+        wrapper: The layer wrapper, for a Kronecker or unitwise block.
+        reason: Why it is neither of them, else an empty string.
+        sides: The form of its factors, a tuple for each affine map of the layer.
     """
 
     kind: str
@@ -33,28 +39,34 @@ class Block(NamedTuple):
     layer_name: str
     wrapper: LayerWrapper | None = None
     reason: str = ""
+    sides: list = ()
 
     @property
     def factors(self) -> str:
         """The sizes of the factors, for people to read."""
-        if self.kind == "kronecker":
-            d_in, d_out = self.wrapper.d_in, self.wrapper.d_out
-            return f"A {d_in} x {d_in}, G {d_out} x {d_out}"
-        return "diagonal" if self.kind == "diagonal" else "identity"
+        names = {"kronecker": "AG", "unitwise": "F"}.get(self.kind)
+        if names is None:
+            return "diagonal" if self.kind == "diagonal" else "identity"
+        return "; ".join(
+            ", ".join(f"{n} {side}" for n, side in zip(names, part, strict=True))
+            for part in self.sides
+        )
 
     @property
     def bytes(self) -> int:
         """Memory of the running factors and of their inverses."""
-        if self.kind == "kronecker":
-            sides = self.wrapper.d_in**2 + self.wrapper.d_out**2
-            return 2 * sides * _FLOAT_BYTES
+        if self.wrapper is not None:
+            return 2 * sum(side.bytes for part in self.sides for side in part)
         if self.kind == "diagonal":
-            return sum(math.prod(v.shape) for v in self.variables) * _FLOAT_BYTES
+            return sum(math.prod(v.shape) for v in self.variables) * FLOAT_BYTES
         return 0
 
 
 def plan_blocks(
-    model, on_unsupported: str = "diagonal", max_factor_size: int = 8192
+    model,
+    on_unsupported: str = "diagonal",
+    max_factor_size: int = 8192,
+    factor_memory: int | None = None,
 ) -> list[Block]:
     """Decide on a block for every trainable variable of a built model.
 
@@ -62,7 +74,9 @@ def plan_blocks(
         model: A built Keras model.
         on_unsupported: Block of the variables without a Kronecker block: "diagonal",
             "gradient", or "error" to refuse the model.
-        max_factor_size: The largest side that a Kronecker factor may have.
+        max_factor_size: A side of a Kronecker factor larger than this is diagonal.
+        factor_memory: Bytes that all factors and inverses may take; the largest are
+            split into blocks until they fit. None is half of the machine's memory.
 
     Returns:
         Blocks that cover every trainable variable once, in the order of the model.
@@ -76,14 +90,21 @@ def plan_blocks(
             f"Received on_unsupported={on_unsupported!r}."
         )
     wrappers, reasons = _find_wrappers(model)
-    calls = count_calls(model, wrappers)
+    uses = count_uses(model, wrappers)
     owners = collections.Counter(id(v) for w in wrappers for v in w.variables)
     structured = {}
     for wrapper in wrappers:
-        reason = _reason_against(wrapper, calls, owners, max_factor_size)
+        reason = _reason_against(wrapper, uses, owners)
         for v in wrapper.variables:
             structured[id(v)] = None if reason else wrapper
             reasons[id(v)] = (wrapper.layer.name, reason)
+
+    kept = {id(w): w for w in structured.values() if w is not None}
+    sides = [sides_of(w, max_factor_size) for w in kept.values()]
+    budget = machine_budget() if factor_memory is None else factor_memory
+    if budget is not None:
+        sides = fit_to(budget, sides)
+    sides = dict(zip(kept, sides, strict=True))
 
     blocks, covered = [], set()
     for v in model.trainable_variables:
@@ -91,7 +112,9 @@ def plan_blocks(
             continue
         wrapper = structured.get(id(v))
         if wrapper is not None:
-            block = Block("kronecker", wrapper.variables, wrapper.layer.name, wrapper)
+            name = wrapper.layer.name
+            shape = sides[id(wrapper)]
+            block = Block(wrapper.kind, wrapper.variables, name, wrapper, sides=shape)
         else:
             layer_name, reason = reasons.get(
                 id(v), (v.path.split("/")[0], "no wrapper")
@@ -110,18 +133,14 @@ def plan_blocks(
     return blocks
 
 
-def _reason_against(wrapper, calls, owners, max_factor_size) -> str:
+def _reason_against(wrapper, uses, owners) -> str:
     """Why a wrapped layer has no Kronecker block all the same; empty if it has."""
-    count = 1 if calls is None else calls[wrapper]
-    side = max(wrapper.d_in, wrapper.d_out)
-    if count == 0:
+    if uses is not None and uses.calls[wrapper] == 0:
         return "not used in the forward pass"
-    if count > 1:
-        return f"called {count} times in one forward pass"
+    if uses is not None and any(id(v) in uses.outside for v in wrapper.variables):
+        return "also used outside of its layer"
     if any(owners[id(v)] > 1 for v in wrapper.variables):
         return "shared with another layer"
-    if side > max_factor_size:
-        return f"a factor would be {side} x {side}, over max_factor_size"
     return ""
 
 
@@ -129,18 +148,23 @@ def _find_wrappers(model):
     """Wrappers for the layers of a model, and reasons for the variables without."""
     wrappers, reasons, seen = [], {}, set()
 
-    def visit(layer, loop):
+    def visit(layer, against):
         if id(layer) in seen:
             return
         seen.add(id(layer))
-        wrapper, reason = _wrap(layer, loop)
+        wrapper, reason = _wrap(layer, against)
         if wrapper is not None:
             seen.add(id(wrapper.layer))
             wrappers.append(wrapper)
         else:
-            inner_loop = layer.name if isinstance(layer, _LOOPS) else loop
+            if wrapper_class_of(layer) is not None:
+                against = against or reason  # one that was refused
+            elif isinstance(layer, _LOOPS):
+                against = f"runs inside the loop of '{layer.name}'"
+            elif isinstance(layer, keras.layers.SpectralNormalization):
+                against = f"'{layer.name}' rewrites its kernel while training"
             for child in _sublayers(layer):
-                visit(child, inner_loop)
+                visit(child, against)
         for v in layer.trainable_variables:
             reasons.setdefault(id(v), (layer.name, reason))
 
@@ -148,20 +172,26 @@ def _find_wrappers(model):
     return wrappers, reasons
 
 
-def _wrap(layer, loop: str | None):
-    """`(wrapper, "")`, or `(None, reason)` where the layer cannot be wrapped."""
-    inner = layer.layer if isinstance(layer, keras.layers.TimeDistributed) else None
-    wrapper_class = wrapper_class_of(inner or layer)
-    if inner is not None and wrapper_class is DenseWrapper:
-        wrapper_class = TimeDistributedDenseWrapper
-    elif inner is not None:
-        wrapper_class = None
+def wrapper_of(layer) -> tuple:
+    """The wrapper of a built layer and an empty string, or None and why not."""
+    wrapper, reason = _wrap(layer, None)
+    return wrapper, "" if wrapper is not None else reason
+
+
+def _wrap(layer, against: str | None):
+    """The wrapper and why it leaves variables out, or None and why there is none."""
+    steps = isinstance(layer, keras.layers.TimeDistributed)
+    inner = layer.layer if steps else layer
+    wrapper_class = time_distributed(layer) if steps else wrapper_class_of(layer)
+    if against is not None:
+        return None, against
     if wrapper_class is None:
-        return None, f"no wrapper for {type(layer).__name__}"
-    if loop is not None:
-        return None, f"runs inside the loop of '{loop}'"
-    reason = wrapper_class.reason_against(inner or layer)
-    return (None, reason) if reason else (wrapper_class(layer), "")
+        return None, f"no wrapper for {type(inner).__name__}"
+    reason = wrapper_class.reason_against(inner)
+    if reason:
+        return None, reason
+    wrapper = wrapper_class.of(inner)
+    return for_all_steps(wrapper, layer) if steps else wrapper, wrapper.left_out
 
 
 def _sublayers(layer) -> list:

@@ -1,74 +1,47 @@
-"""Dense layers, also under TimeDistributed."""
-
-import contextlib
+"""Dense layers, and what low-rank adaptation makes of them."""
 
 import keras
 from keras import ops
 
 from keras_secondorder.capture.wrapper import (
+    KernelAndBias,
     LayerWrapper,
     register_layer_wrapper,
-    replaced,
     rows,
     with_ones,
 )
 
 
 @register_layer_wrapper(keras.layers.Dense)
-class DenseWrapper(LayerWrapper):
+class DenseWrapper(KernelAndBias, LayerWrapper):
     """`s = inputs @ kernel + bias` on inputs `(N, ..., d)`; the middle axes share."""
 
     @classmethod
+    def of(cls, layer):
+        """With LoRA, the wrapper of the two thin kernels."""
+        return LoraDenseWrapper(layer) if layer.lora_enabled else cls(layer)
+
+    @classmethod
     def reason_against(cls, layer):
-        """A kernel that is not the variable itself has another gradient."""
-        if getattr(layer, "lora_enabled", False):
-            return "LoRA is enabled"
-        if getattr(layer, "quantization_mode", None) is not None:
-            return f"quantized to {layer.quantization_mode}"
-        if not layer.kernel.trainable:
-            return "its kernel is frozen"
-        return None
-
-    @property
-    def _has_bias(self):
-        return self.layer.bias is not None and self.layer.bias.trainable
-
-    @property
-    def variables(self):
-        """`[kernel]` or `[kernel, bias]`."""
-        bias = [self.layer.bias] if self._has_bias else []
-        return [self.layer.kernel, *bias]
+        """As for every kernel, but LoRA has a wrapper of its own."""
+        if layer.lora_enabled and layer.quantization_mode is None:
+            return None
+        return super().reason_against(layer)
 
     @property
     def d_in(self):
         """Input features, and 1 with a bias."""
-        return self.layer.kernel.shape[0] + self._has_bias
+        return self.layer.kernel.shape[0] + self.has_bias
 
     @property
     def d_out(self):
         """Units."""
         return self.layer.kernel.shape[1]
 
-    @contextlib.contextmanager
-    def record(self, on_input, on_preactivation):
-        """Watch `call` for the input and `activation` for what goes into it."""
-        layer, forward, activation = self.layer, self.layer.call, self.layer.activation
-
-        def tapped(preactivation):
-            preactivation = on_preactivation(preactivation)
-            return preactivation if activation is None else activation(preactivation)
-
-        def call(inputs, *args, **kwargs):
-            on_input(inputs)
-            return forward(inputs, *args, **kwargs)
-
-        with replaced(layer, call=call, activation=tapped):
-            yield
-
     def input_rows(self, inputs):
         """Flatten the axes between the first and the last."""
         flat = rows(inputs, self.layer.kernel.shape[0])
-        return with_ones(flat) if self._has_bias else flat
+        return with_ones(flat) if self.has_bias else flat
 
     def gradient_rows(self, gradient):
         """Flatten the axes between the first and the last."""
@@ -77,37 +50,83 @@ class DenseWrapper(LayerWrapper):
     def to_matrix(self, values):
         """Stack the bias under the kernel."""
         kernel = ops.cast(values[0], "float32")
-        if not self._has_bias:
+        if not self.has_bias:
             return kernel
         return ops.concatenate([kernel, ops.cast(values[1], "float32")[None]], axis=0)
 
     def from_matrix(self, matrix):
         """Cut the last row off as the bias."""
-        return [matrix[:-1], matrix[-1]] if self._has_bias else [matrix]
+        return [matrix[:-1], matrix[-1]] if self.has_bias else [matrix]
 
 
-class TimeDistributedDenseWrapper(DenseWrapper):
-    """Dense under TimeDistributed: the same layer, applied to all steps at once.
+class LoraDenseWrapper(DenseWrapper):
+    """`s = inputs @ kernel + c (inputs @ a) @ b + bias` with a frozen kernel.
 
-    TimeDistributed calls its layer once for every step, inside a loop or a vectorised
-    map. A Dense layer treats the steps alike, so while it is watched it is given the
-    whole sequence, which is the same computation.
-
-    Args:
-        layer: The `TimeDistributed` layer.
+    Both thin kernels are affine maps: `a` of the inputs, with the gradient `c g b^T`
+    at its output; `b`, with the bias, of `c inputs @ a`, with the gradient `g`.
     """
 
-    def __init__(self, layer):
-        super().__init__(layer.layer)
-        self._outer = layer
+    @property
+    def variables(self):
+        """`[a, b]` or `[a, b, bias]`."""
+        bias = [self.layer.bias] if self.has_bias else []
+        return [self.layer.lora_kernel_a, self.layer.lora_kernel_b, *bias]
 
-    @contextlib.contextmanager
-    def record(self, on_input, on_preactivation):
-        """Also hand the whole sequence to the inner layer."""
-        with super().record(on_input, on_preactivation):
+    @property
+    def parts(self):
+        """The map by `a`, then the map by `b` and the bias."""
+        return [_LoraDown(self.layer), _LoraUp(self.layer)]
 
-            def call(inputs, training=None, mask=None):
-                return self.layer.call(inputs)
+    def split(self, values):
+        """`[[a], [b, bias]]`."""
+        return [values[:1], values[1:]]
 
-            with replaced(self._outer, call=call):
-                yield
+    def join(self, parts):
+        """`[a, b, bias]`."""
+        return [*parts[0], *parts[1]]
+
+
+class _LoraPart(DenseWrapper):
+    """One of the two thin kernels, in the place of the kernel."""
+
+    @property
+    def d_in(self):
+        return self.variables[0].shape[0] + self.has_bias
+
+    @property
+    def d_out(self):
+        return self.variables[0].shape[1]
+
+    def _thin(self, name):
+        value = ops.convert_to_tensor(getattr(self.layer, f"lora_kernel_{name}"))
+        return ops.cast(value, "float32")
+
+    @property
+    def _scale(self):
+        return self.layer.lora_alpha / self.layer.lora_rank
+
+
+class _LoraDown(_LoraPart):
+    has_bias = False
+
+    @property
+    def variables(self):
+        return [self.layer.lora_kernel_a]
+
+    def input_rows(self, inputs):
+        return rows(inputs, self.d_in)
+
+    def gradient_rows(self, gradient):
+        b = self._thin("b")
+        return self._scale * ops.matmul(rows(gradient, b.shape[1]), ops.transpose(b))
+
+
+class _LoraUp(_LoraPart):
+    @property
+    def variables(self):
+        return [self.layer.lora_kernel_b]
+
+    def input_rows(self, inputs):
+        a = self._thin("a")
+        thin = self._scale * ops.matmul(rows(inputs, a.shape[0]), a)
+        return with_ones(thin) if self.has_bias else thin

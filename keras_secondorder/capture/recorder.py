@@ -1,10 +1,11 @@
 """Watching a forward pass: the inputs of the wrapped layers, and taps after them."""
 
 import contextlib
+from typing import NamedTuple
 
 import keras
 
-from keras_secondorder.capture.wrapper import LayerWrapper
+from keras_secondorder.capture.wrapper import LayerWrapper, replaced
 
 
 @contextlib.contextmanager
@@ -14,26 +15,24 @@ def recording(wrappers: list[LayerWrapper], tap):
     The layers are as before when the context is left, by whatever way.
 
     Args:
-        wrappers: The layers to watch. None of them may be called twice.
-        tap: `tap(name, tensor)`, given each pre-activation under the wrapper's index.
+        wrappers: The layers to watch.
+        tap: `tap(name, tensor)`, given each pre-activation under the name
+            `(wrapper's index, number of the call)`.
 
     Yields:
-        Dict from the wrapper's index to the input of its layer.
+        Dict from the wrapper's index to the inputs of its layer, one for each call.
     """
-    inputs = {}
+    inputs, seen = {}, [0] * len(wrappers)
 
     def watch(index):
         def on_input(tensor):
-            if index in inputs:
-                raise RuntimeError(
-                    f"The layer '{wrappers[index].layer.name}' was called twice in one "
-                    "forward pass, and its curvature block was laid out for one call. "
-                    "Build the model with `model(x)` or `model.build(shape)` before "
-                    "`compile`, so that the calls can be counted."
-                )
-            inputs[index] = tensor
+            inputs.setdefault(index, []).append(tensor)
 
-        return wrappers[index].record(on_input, lambda s: tap(index, s))
+        def on_preactivation(tensor):
+            seen[index] += 1
+            return tap((index, seen[index] - 1), tensor)
+
+        return wrappers[index].record(on_input, on_preactivation)
 
     with contextlib.ExitStack() as stack:
         for index in range(len(wrappers)):
@@ -41,37 +40,82 @@ def recording(wrappers: list[LayerWrapper], tap):
         yield inputs
 
 
-def count_calls(model, wrappers: list[LayerWrapper]) -> dict | None:
-    """How often each wrapped layer runs in one forward pass, without computing it.
+def of_wrapper(taps: dict, index: int) -> list:
+    """The gradients at one layer's pre-activations, in the order of its calls.
+
+    Args:
+        taps: Tensors by the names that `recording` gives.
+        index: The wrapper's index.
+    """
+    calls = sorted(call for i, call in taps if i == index)
+    return [taps[index, call] for call in calls]
+
+
+class Uses(NamedTuple):
+    """How a model uses its wrapped layers in one forward pass.
+
+    Attributes:
+        calls: Dict from wrapper to the number of calls of its layer.
+        outside: Ids of variables that were read outside of their layer's call.
+    """
+
+    calls: dict
+    outside: set
+
+
+def count_uses(model, wrappers: list[LayerWrapper]) -> Uses | None:
+    """Run one forward pass, without computing it, to see what it uses.
 
     Args:
         model: A built Keras model.
-        wrappers: The layers to count.
+        wrappers: The layers to look at.
 
     Returns:
-        Dict from wrapper to count, or None where the model's input is not known.
+        What was seen, or None where the model's input is not known.
     """
     spec = _input_spec(model)
     if spec is None:
         return None
-    counts = dict.fromkeys(wrappers, 0)
+    uses = Uses(dict.fromkeys(wrappers, 0), set())
+    owners = {id(v): w for w in wrappers for v in w.variables}
+    running = []
 
-    def count(wrapper):
+    class Reads(keras.StatelessScope):
+        """A scope that is asked for the value of each variable that is read."""
+
+        def get_current_value(self, variable):
+            owner = owners.get(id(variable))
+            if owner is not None and owner not in running:
+                uses.outside.add(id(variable))
+            return super().get_current_value(variable)
+
+    def watch(wrapper, stack):
         def on_input(tensor):
-            counts[wrapper] += 1
+            uses.calls[wrapper] += 1
 
-        return wrapper.record(on_input, lambda s: s)
+        stack.enter_context(wrapper.record(on_input, lambda s: s))
+        forward = wrapper.layer.call
+
+        def call(*args, **kwargs):
+            running.append(wrapper)
+            try:
+                return forward(*args, **kwargs)
+            finally:
+                running.pop()
+
+        stack.enter_context(replaced(wrapper.layer, call=call))
 
     class Forward(keras.Operation):
         def call(self, x):
+            uses.calls.update(dict.fromkeys(wrappers, 0))
             with contextlib.ExitStack() as stack:
                 for wrapper in wrappers:
-                    counts[wrapper] = 0
-                    stack.enter_context(count(wrapper))
-                return model(x)
+                    watch(wrapper, stack)
+                with Reads():
+                    return model(x)
 
     Forward().compute_output_spec(spec)
-    return counts
+    return uses
 
 
 def _input_spec(model):

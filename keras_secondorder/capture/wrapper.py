@@ -15,9 +15,20 @@ class LayerWrapper:
     layer's variables become the matrix `W` of shape `(d_in, d_out)`, where `d_in`
     counts the bias. Everything else is the same for all layers.
 
+    A layer that applies one such map to each of several groups of its features has
+    `stack` matrices: rows `(stack, examples, positions, features)`, and `W` of shape
+    `(stack, d_in, d_out)`.
+
     Args:
         layer: A built Keras layer.
     """
+
+    #: "kronecker", or "unitwise" for layers that are no affine map of their input.
+    kind = "kronecker"
+    #: Whether `input_rows` gives indices of one-hot rows, shape (examples, positions).
+    one_hot = False
+    #: Number of matrices, with their own factors each.
+    stack = 1
 
     def __init__(self, layer: keras.layers.Layer):
         self.layer = layer
@@ -27,10 +38,20 @@ class LayerWrapper:
         """Why this layer cannot be wrapped, in a few words, or None if it can."""
         return None
 
+    @classmethod
+    def of(cls, layer: keras.layers.Layer) -> "LayerWrapper":
+        """The wrapper of one layer, where that depends on its settings."""
+        return cls(layer)
+
     @property
     def variables(self) -> list:
         """The trainable variables that the block covers."""
         raise NotImplementedError
+
+    @property
+    def left_out(self) -> str:
+        """Why trainable variables of the layer, if some do, miss in `variables`."""
+        return "not part of the layer's affine map"
 
     @property
     def d_in(self) -> int:
@@ -42,15 +63,30 @@ class LayerWrapper:
         """Columns of `W`."""
         raise NotImplementedError
 
+    @contextlib.contextmanager
     def record(self, on_input: Callable, on_preactivation: Callable):
         """A context in which the layer's forward pass is watched.
+
+        By default the input is what `call` is given, and the pre-activation what the
+        layer's attribute `activation` is given.
 
         Args:
             on_input: Called with each input tensor.
             on_preactivation: Called with each pre-activation; what it returns takes
                 the place of the pre-activation.
         """
-        raise NotImplementedError
+        layer, forward, activation = self.layer, self.layer.call, self.layer.activation
+
+        def tapped(preactivation):
+            preactivation = on_preactivation(preactivation)
+            return preactivation if activation is None else activation(preactivation)
+
+        def call(inputs, *args, **kwargs):
+            on_input(inputs)
+            return forward(inputs, *args, **kwargs)
+
+        with replaced(layer, call=call, activation=tapped):
+            yield
 
     def input_rows(self, inputs):
         """The input as float32 `(examples, positions, d_in)`, the 1 appended."""
@@ -68,15 +104,56 @@ class LayerWrapper:
         """Tensors shaped like `variables` from `W`; the inverse of `to_matrix`."""
         raise NotImplementedError
 
+    # --- layers that are several affine maps; one map is the rule -------------------
+
+    @property
+    def parts(self) -> list["LayerWrapper"]:
+        """One wrapper for each affine map, all given the same input and gradient."""
+        return [self]
+
+    def split(self, values: list) -> list[list]:
+        """Tensors shaped like `variables`, as those of each part."""
+        return [values]
+
+    def join(self, parts: list[list]) -> list:
+        """The inverse of `split`."""
+        return parts[0]
+
+
+class KernelAndBias:
+    """Mixin for layers with `kernel` and `bias`: which of them are trained."""
+
+    @classmethod
+    def reason_against(cls, layer):
+        """A kernel that is not the variable itself has another gradient."""
+        if getattr(layer, "lora_enabled", False):
+            return "LoRA is enabled"
+        if getattr(layer, "quantization_mode", None) is not None:
+            return f"quantized to {layer.quantization_mode}"
+        if not layer.kernel.trainable:
+            return "its kernel is frozen"
+        return None
+
+    @property
+    def has_bias(self) -> bool:
+        """Whether the bias is part of the block."""
+        return self.layer.bias is not None and self.layer.bias.trainable
+
+    @property
+    def variables(self):
+        """`[kernel]` or `[kernel, bias]`."""
+        bias = [self.layer.bias] if self.has_bias else []
+        return [self.layer.kernel, *bias]
+
 
 _WRAPPERS: dict[type, type[LayerWrapper]] = {}
 
 
-def register_layer_wrapper(layer_class: type) -> Callable:
-    """Make a `LayerWrapper` known for a layer class; use as a class decorator.
+def register_layer_wrapper(*layer_classes: type) -> Callable:
+    """Make a `LayerWrapper` known for layer classes; use as a class decorator.
 
     Args:
-        layer_class: The Keras layer class. Subclasses that do not override `call`
+        *layer_classes: The Keras layer classes. Subclasses that do not override `call`
             are wrapped too.
 
     Returns:
@@ -84,7 +161,8 @@ def register_layer_wrapper(layer_class: type) -> Callable:
     """
 
     def register(wrapper_class: type[LayerWrapper]) -> type[LayerWrapper]:
-        _WRAPPERS[layer_class] = wrapper_class
+        for layer_class in layer_classes:
+            _WRAPPERS[layer_class] = wrapper_class
         return wrapper_class
 
     return register

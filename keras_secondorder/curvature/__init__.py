@@ -4,7 +4,7 @@ from keras_secondorder.curvature.block_diagonal import BlockDiagonal, Inverses
 from keras_secondorder.curvature.dense_operator import DenseOperator
 from keras_secondorder.curvature.diagonal import DiagonalBlock, IdentityBlock
 from keras_secondorder.curvature.fisher_model import fisher_model
-from keras_secondorder.curvature.kronecker import KroneckerBlock
+from keras_secondorder.curvature.kronecker import SHARINGS, KroneckerBlock
 from keras_secondorder.curvature.network import (
     NetworkOperator,
     empirical_fisher,
@@ -15,9 +15,11 @@ from keras_secondorder.curvature.network import (
 from keras_secondorder.curvature.operator import LinearOperator
 from keras_secondorder.curvature.spectrum import Density, Eigenpairs
 from keras_secondorder.curvature.statistics import FISHERS, batch_factors
+from keras_secondorder.curvature.unitwise import UnitwiseBlock
 
 __all__ = [
     "FISHERS",
+    "SHARINGS",
     "BlockDiagonal",
     "DenseOperator",
     "Density",
@@ -28,6 +30,7 @@ __all__ = [
     "KroneckerBlock",
     "LinearOperator",
     "NetworkOperator",
+    "UnitwiseBlock",
     "batch_factors",
     "empirical_fisher",
     "fisher",

@@ -7,15 +7,13 @@ import keras
 from keras import ops
 
 from keras_secondorder import vectors
-from keras_secondorder.capture import plan_blocks
+from keras_secondorder.capture import of_wrapper, plan_blocks
 from keras_secondorder.curvature.diagonal import DiagonalBlock, IdentityBlock
-from keras_secondorder.curvature.kronecker import (
-    KroneckerBlock,
-    damped_inverses,
-    running_average,
-)
+from keras_secondorder.curvature.factor import damped_inverses, running_average
+from keras_secondorder.curvature.kronecker import KroneckerBlock
 from keras_secondorder.curvature.products import l2_curvature
 from keras_secondorder.curvature.statistics import batch_factors
+from keras_secondorder.curvature.unitwise import UnitwiseBlock
 
 
 class Inverses(NamedTuple):
@@ -29,7 +27,7 @@ class BlockDiagonal:
     """The curvature of a whole network as a block-diagonal matrix.
 
     ```
-    F = diag(F_1, ..., F_L),   F_l = A_l (x) G_l or a diagonal
+    F = diag(F_1, ..., F_L),   F_l = A_l (x) G_l, or unitwise, or a diagonal
     ```
 
     Its variables are the running factors of the blocks and their cached inverses.
@@ -38,7 +36,9 @@ class BlockDiagonal:
         model: A built Keras model.
         add_variable: The optimizer's `add_variable`.
         on_unsupported: Block of the variables without a Kronecker block.
-        max_factor_size: Largest side of a Kronecker factor.
+        max_factor_size: Largest side of a factor that is not diagonal.
+        factor_memory: Bytes for all factors and inverses; see `plan_blocks`.
+        weight_sharing: "expand" or "reduce"; see `KroneckerBlock`.
         compiled: Whether the step runs inside XLA.
 
     References:
@@ -51,14 +51,18 @@ class BlockDiagonal:
         add_variable: Callable,
         on_unsupported: str = "diagonal",
         max_factor_size: int = 8192,
+        factor_memory: int | None = None,
+        weight_sharing: str = "expand",
         compiled: bool = False,
     ):
-        self.plan = plan_blocks(model, on_unsupported, max_factor_size)
+        self.plan = plan_blocks(model, on_unsupported, max_factor_size, factor_memory)
         self._compiled = compiled
         self.blocks = []
         for plan in self.plan:
             if plan.kind == "kronecker":
-                self.blocks.append(KroneckerBlock(plan, add_variable))
+                self.blocks.append(KroneckerBlock(plan, add_variable, weight_sharing))
+            elif plan.kind == "unitwise":
+                self.blocks.append(UnitwiseBlock(plan, add_variable))
             elif plan.kind == "diagonal":
                 self.blocks.append(DiagonalBlock(plan, add_variable))
             else:
@@ -124,9 +128,11 @@ class BlockDiagonal:
         factors, dampings = [], []
         for block, places in zip(self.blocks, self._places, strict=True):
             if block.wrapper is not None:
-                A, G = vectors.values(block.factors)
-                factors += [A, G]
-                dampings += block.dampings(A, G, gamma, self.eta[places[0]])
+                system = block.systems(
+                    vectors.values(block.factors), gamma, self.eta[places[0]]
+                )
+                factors += system[0]
+                dampings += system[1]
         fresh = iter(damped_inverses(factors, dampings, self._compiled))
         values = []
         for old in cached:
@@ -155,8 +161,9 @@ class BlockDiagonal:
             gradient: One tensor for each trainable variable.
             inverses: What `damped_inverses` or `cached_inverses` returned.
             damping: `lambda`, for the diagonal blocks; they add their `eta`.
-            inputs: Inputs of the watched layers, by index.
-            taps: Gradients at their pre-activations, by index, where they are known.
+            inputs: Inputs of the watched layers, lists by index.
+            taps: Gradients at their pre-activations, by the names of `recording`,
+                where they are known.
 
         Returns:
             `U`, one float32 tensor for each trainable variable.
@@ -167,7 +174,7 @@ class BlockDiagonal:
         ):
             rows = None
             if block.wrapper is not None:
-                rows = block.rows(inputs[index], taps.get(index))
+                rows = block.rows(inputs.get(index, []), of_wrapper(taps, index))
                 index += 1
             V = [gradient[i] for i in places]
             parts = block.precondition(V, inverse, damping + self.eta[places[0]], rows)

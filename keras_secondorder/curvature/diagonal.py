@@ -5,7 +5,7 @@ from collections.abc import Callable
 from keras import ops
 
 from keras_secondorder.capture import Block
-from keras_secondorder.curvature.kronecker import FLOAT32_EPS
+from keras_secondorder.curvature.factor import FLOAT32_EPS
 
 
 class DiagonalBlock:

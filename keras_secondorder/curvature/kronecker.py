@@ -1,143 +1,141 @@
-"""A Kronecker-factored block: `F = A (x) G` for one affine layer."""
+"""A Kronecker-factored block: `F = A (x) G` for each affine map of a layer."""
 
 from collections.abc import Callable
 
 from keras import ops
 
-from keras_secondorder.autodiff import spd_inverses
 from keras_secondorder.capture import Block
+from keras_secondorder.curvature.factor import (
+    counts,
+    multiply_left,
+    multiply_right,
+    second_moment,
+    trace_norm_pi,
+    zeros_of,
+)
 
-# pi outside this range says that a factor vanishes, not that it is small.
-PI_RANGE = (1e-6, 1e6)
-FLOAT32_EPS = 1.2e-7
-
-
-def running_average(old, new, count, max_decay: float):
-    """`eps old + (1 - eps) new` with `eps = min(1 - 1 / count, max_decay)`.
-
-    With `count = 1` at the first batch the average starts as that batch's value.
-
-    Args:
-        old: The average so far.
-        new: The value of this batch.
-        count: Number of batches, this one included; a float scalar.
-        max_decay: The largest weight of the past.
-
-    References:
-        Martens (2016), thesis, section 6.5.
-    """
-    eps = ops.minimum(1.0 - 1.0 / count, max_decay)
-    return eps * old + (1.0 - eps) * new
-
-
-def trace_norm_pi(A, G):
-    """`pi = sqrt((tr A / d_in) / (tr G / d_out))`, bounded where a trace is zero.
-
-    `d_in` counts the bias. The factored damping adds `pi gamma` to A and `gamma / pi`
-    to G.
-
-    References:
-        Martens (2016), thesis, section 6.6.3.
-    """
-    mean_a = ops.trace(A) / A.shape[0]
-    mean_g = ops.trace(G) / G.shape[0]
-    tiny = 1e-30
-    ratio = ops.sqrt(ops.maximum(mean_a, tiny) / ops.maximum(mean_g, tiny))
-    return ops.clip(ratio, *PI_RANGE)
-
-
-def damped_inverses(factors: list, dampings: list, compiled: bool = False) -> list:
-    """`(factor + damping I)^-1`, at a scale where float32 has digits to spare.
-
-    A matrix is divided by its mean eigenvalue first. Damping below what rounding does
-    to the largest eigenvalue would be lost, so it is raised to that.
-
-    Args:
-        factors: Symmetric positive semi-definite matrices, shape `(d, d)` each.
-        dampings: A positive scalar for each.
-        compiled: Whether the step runs inside XLA.
-
-    Returns:
-        The inverses; NaN throughout where a factorisation failed.
-    """
-    scaled, scales = [], []
-    for factor, damping in zip(factors, dampings, strict=True):
-        d, trace = factor.shape[0], ops.trace(factor)
-        damping = ops.maximum(damping, FLOAT32_EPS * trace)
-        scale = trace / d + damping
-        identity = ops.eye(d, dtype=factor.dtype)
-        scaled.append((factor + damping * identity) / scale)
-        scales.append(scale)
-    inverses = spd_inverses(scaled, compiled)
-    return [i / scale for i, scale in zip(inverses, scales, strict=True)]
+SHARINGS = ("expand", "reduce")
 
 
 class KroneckerBlock:
-    """The block of one affine layer, `F = A (x) G` for `W` of shape (d_in, d_out).
+    """The block of one layer, `F = A (x) G` for `W` of shape (d_in, d_out).
 
     ```
     A = E[a a^T],   G = E[g g^T]
     U = (A + pi gamma I)^-1 V (G + gamma / pi I)^-1
     ```
 
+    Where a layer uses its weights at several positions (time steps, patches, calls),
+    `A` is a mean and `G` a sum over the positions ("expand"), or `a` is averaged and
+    `g` summed over the positions first ("reduce"). Both are exact for one position.
+
+    A layer that is several affine maps has a pair of factors for each, and one with
+    groups of features a stack of matrices in the place of each factor.
+
     Args:
         plan: The block's entry in the plan; it has a wrapper.
         add_variable: The optimizer's `add_variable`.
+        sharing: "expand" or "reduce".
 
     References:
-        Martens (2016), thesis, sections 6.3 to 6.6; Martens & Grosse (2015).
+        Martens (2016), thesis, sections 6.3 to 6.6; Martens & Grosse (2015). Grosse &
+        Martens (2016), section 3, for convolutions; their sums over positions in A and
+        means in G have the same product, and the same damping through pi. Eschenhagen
+        et al. (2023), sections 3.1 and 3.2, for "expand" and "reduce".
     """
 
-    def __init__(self, plan: Block, add_variable: Callable):
+    def __init__(self, plan: Block, add_variable: Callable, sharing: str = "expand"):
         self.variables = plan.variables
         self.wrapper = plan.wrapper
-        name, sides = plan.layer_name, (plan.wrapper.d_in, plan.wrapper.d_out)
+        self.parts = plan.wrapper.parts
+        self.sides = plan.sides
+        self._sharing = sharing
 
-        def square(side, what):
-            return add_variable(
-                (side, side),
-                initializer="zeros",
-                dtype="float32",
-                name=f"{name}_{what}",
-            )
+        def variables(which, what):
+            return [
+                zeros_of(pair[which], add_variable, f"{plan.layer_name}_{what}{suffix}")
+                for pair, suffix in zip(self.sides, self._suffixes, strict=True)
+            ]
 
-        self.A, self.G = (square(d, w) for d, w in zip(sides, "AG", strict=True))
-        self.A_inverse, self.G_inverse = (
-            square(d, f"{w}_inverse") for d, w in zip(sides, "AG", strict=True)
-        )
+        self._A, self._G = variables(0, "A"), variables(1, "G")
+        self._A_inverse = variables(0, "A_inverse")
+        self._G_inverse = variables(1, "G_inverse")
+
+    @property
+    def _suffixes(self) -> list:
+        count = len(self.parts)
+        return [""] if count == 1 else [f"_{i}" for i in range(count)]
+
+    @property
+    def A(self):  # noqa: N802
+        """The input factor of the (first) affine map, a variable."""
+        return self._A[0]
+
+    @property
+    def G(self):  # noqa: N802
+        """The gradient factor of the (first) affine map, a variable."""
+        return self._G[0]
 
     @property
     def factors(self) -> list:
-        """The running statistics, variables `[A, G]`."""
-        return [self.A, self.G]
+        """The running statistics, variables `[A, G]`; all A first for several maps."""
+        return [*self._A, *self._G]
 
     @property
     def inverses(self) -> list:
-        """The cached inverses of the damped factors, variables."""
-        return [self.A_inverse, self.G_inverse]
+        """The cached inverses of the damped factors, variables in the same order."""
+        return [*self._A_inverse, *self._G_inverse]
 
-    def input_factor(self, inputs, weights):
-        """`A` of one batch.
+    # --- statistics -----------------------------------------------------------------
+
+    def input_statistics(self, inputs: list, weights) -> list:
+        """`A` of one batch, for each affine map.
 
         Args:
-            inputs: The layer's input, as recorded.
+            inputs: The layer's inputs as recorded, one for each call.
             weights: Weights `(examples, positions)` that sum to 1, or `(examples, 1)`.
         """
-        a = self.wrapper.input_rows(inputs)  # (N, T, d_in)
-        positions = ops.shape(a)[1]
-        if weights.shape[1] == 1:
-            weights = weights / ops.cast(positions, "float32")
-        a = a * ops.sqrt(weights)[..., None]
-        a = ops.reshape(a, (-1, a.shape[-1]))
-        return ops.matmul(ops.transpose(a), a)
+        return [
+            self._input_factor(part, pair[0], inputs, weights)
+            for part, pair in zip(self.parts, self.sides, strict=True)
+        ]
 
-    def gradient_factor(self, gradient):
-        """`G` of one batch, from gradients that carry the square root of the weight."""
-        g = self.wrapper.gradient_rows(gradient)
-        g = ops.reshape(g, (-1, g.shape[-1]))
-        return ops.matmul(ops.transpose(g), g)
+    def _input_factor(self, part, side, inputs, weights):
+        a = [part.input_rows(x) for x in inputs]
+        if part.one_hot:
+            a = ops.concatenate([_by_example(r[..., None], weights) for r in a], axis=1)
+            w = _spread(weights, a)
+            return counts(a[..., 0], ops.broadcast_to(w, ops.shape(a)[:2]), side)
+        a = ops.concatenate([_by_example(r, weights) for r in a], axis=-2)
+        if self._sharing == "reduce":
+            a = ops.mean(a, axis=-2, keepdims=True)
+        a = a * ops.sqrt(_spread(weights, a))[..., None]
+        return second_moment(_all_rows(a, part.stack), side)
 
-    def dampings(self, A, G, gamma, eta: float) -> list:
+    def gradient_statistics(self, inputs: list, taps: list, weights) -> list:
+        """`G` of one batch, for each affine map.
+
+        Args:
+            inputs: Not used.
+            taps: Gradients at the pre-activations, one for each call, that carry the
+                square root of the weight.
+            weights: Weights of the examples; only their number is used.
+        """
+        return [
+            self._gradient_factor(part, pair[1], taps, weights)
+            for part, pair in zip(self.parts, self.sides, strict=True)
+        ]
+
+    def _gradient_factor(self, part, side, taps, weights):
+        g = [_by_example(part.gradient_rows(t), weights) for t in taps]
+        g = ops.concatenate(g, axis=-2) if len(g) > 1 else g[0]
+        if self._sharing == "reduce" and not part.one_hot:
+            g = ops.sum(g, axis=-2, keepdims=True)
+        return second_moment(_all_rows(g, part.stack), side)
+
+    # --- inverses -------------------------------------------------------------------
+
+    def dampings(self, A, G, gamma, eta: float, part: int = 0) -> list:
         """What factored Tikhonov damping adds to each factor, `[pi gamma, gamma / pi]`.
 
         Args:
@@ -145,59 +143,110 @@ class KroneckerBlock:
             G: Gradient factor.
             gamma: The factored damping, a scalar.
             eta: Curvature of the L2 penalty on this layer, added to `gamma^2`.
+            part: Which affine map.
         """
         gamma = ops.sqrt(gamma**2 + eta)
-        pi = trace_norm_pi(A, G)
+        pi = trace_norm_pi(A, G, self.sides[part])
         return [pi * gamma, gamma / pi]
+
+    def systems(self, factors: list, gamma, eta: float) -> tuple:
+        """`(matrices, dampings)` whose damped inverses are this block's `inverses`."""
+        count = len(self.parts)
+        pairs = [
+            self.dampings(factors[i], factors[count + i], gamma, eta, i)
+            for i in range(count)
+        ]
+        return factors, [p[0] for p in pairs] + [p[1] for p in pairs]
 
     def precondition(self, gradient: list, inverses: list, damping, rows=None) -> list:
         """`A^-1 V G^-1` for the gradient of this block.
 
         Args:
             gradient: Tensors shaped like the block's variables.
-            inverses: `[A^-1, G^-1]`.
+            inverses: `[A^-1, G^-1]`; all `A^-1` first for several maps.
             damping: Not used: the damping is in the inverses.
             rows: `(a, g)` with `V = a^T g`, where that is cheaper (thesis, end of 6.8).
 
         Returns:
             Tensors shaped like the block's variables.
         """
-        A_inverse, G_inverse = inverses
         if rows is not None:
-            a, g = rows
+            (a, g), (A_inverse, G_inverse) = rows, inverses
             U = ops.matmul(
                 ops.transpose(ops.matmul(a, A_inverse)), ops.matmul(g, G_inverse)
             )
-        else:
-            V = self.wrapper.to_matrix(gradient)
-            U = ops.matmul(ops.matmul(A_inverse, V), G_inverse)
-        return self.wrapper.from_matrix(U)
+            return self.wrapper.from_matrix(U)
+        count, results = len(self.parts), []
+        for i, values in enumerate(self.wrapper.split(gradient)):
+            part, (side_a, side_g) = self.parts[i], self.sides[i]
+            U = multiply_left(inverses[i], part.to_matrix(values), side_a)
+            U = multiply_right(U, inverses[count + i], side_g)
+            results.append(part.from_matrix(U))
+        return self.wrapper.join(results)
 
-    def rows(self, inputs, taps):
+    # --- a gradient that is known as rows -------------------------------------------
+
+    def rows(self, inputs: list, taps: list):
         """`(a, g)` with gradient `a^T g`, where preconditioning them is cheaper.
 
         Args:
-            inputs: The layer's input, as recorded.
-            taps: The gradient at its pre-activation, or None where it is not known.
+            inputs: The layer's inputs as recorded, one for each call.
+            taps: The gradients at its pre-activations; empty where not known.
 
         Returns:
             Two matrices with one row for each example and position, or None.
         """
         # A penalty's gradient is not of this form.
-        if taps is None or any(v.regularizer is not None for v in self.variables):
+        if not taps or any(v.regularizer is not None for v in self.variables):
             return None
-        a, g = self.wrapper.input_rows(inputs), self.wrapper.gradient_rows(taps)
-        examples, positions = a.shape[:2]
-        known = examples is not None and positions is not None
-        rows = examples * positions if known else None
+        if not self._plain:
+            return None
+        a = [self.wrapper.input_rows(x) for x in inputs]
+        g = [self.wrapper.gradient_rows(t) for t in taps]
+        known = all(None not in r.shape for r in a)
+        rows = sum(r.shape[0] * r.shape[1] for r in a) if known else None
         if not self.low_rank_pays(rows):
             return None
-        return ops.reshape(a, (rows, a.shape[-1])), ops.reshape(g, (rows, g.shape[-1]))
+        return tuple(
+            ops.concatenate([ops.reshape(r, (-1, r.shape[-1])) for r in both], axis=0)
+            for both in (a, g)
+        )
+
+    @property
+    def _plain(self) -> bool:
+        """Whether the block is one pair of full matrices."""
+        full = all(side.blocks * side.stack == 1 for side in self.sides[0])
+        return len(self.parts) == 1 and full
 
     def low_rank_pays(self, rows: int | None) -> bool:
         """Whether `precondition` is cheaper from rows than from the gradient."""
-        if rows is None:
+        if rows is None or not self._plain:
             return False
         d_in, d_out = self.wrapper.d_in, self.wrapper.d_out
         from_gradient = d_in * d_out * (d_in + d_out)
         return rows * (d_in**2 + d_out**2 + d_in * d_out) < from_gradient
+
+
+def _by_example(rows, weights):
+    """Rows `(..., N, T, d)` with the examples that the weights have.
+
+    A model may have moved positions into the first axis, as in `(N T, d)`.
+    """
+    if weights.shape[0] is not None and rows.shape[-3] == weights.shape[0]:
+        return rows
+    lead = rows.shape[:-3]
+    return ops.reshape(rows, (*lead, ops.shape(weights)[0], -1, rows.shape[-1]))
+
+
+def _spread(weights, rows):
+    """Weights of the rows `(..., N, T, d)`, shape `(N, T)` or `(N, 1)`."""
+    if weights.shape[1] == 1 or weights.shape[1] != rows.shape[-2]:
+        weights = ops.sum(weights, axis=1, keepdims=True)
+        weights = weights / ops.cast(ops.shape(rows)[-2], "float32")
+    return weights
+
+
+def _all_rows(rows, stack: int):
+    """`(stack, N, T, d)` as `(stack, N T, d)`, without the stack where it is 1."""
+    lead = () if stack == 1 else (stack,)
+    return ops.reshape(rows, (*lead, -1, rows.shape[-1]))

@@ -5,6 +5,7 @@ import math
 
 from keras import ops
 
+from keras_secondorder.capture import of_wrapper
 from keras_secondorder.likelihoods import (
     CounterSeed,
     by_position,
@@ -58,8 +59,9 @@ def batch_factors(objective, linear, blocks, fisher, fraction, seed, counter) ->
     curves = objective.curves(outputs, weights, rows, fisher != "empirical")
     random = CounterSeed(seed, counter)
     index = {id(w): i for i, w in enumerate(objective.wrappers)}
-    kronecker = [b for b in blocks if b.wrapper is not None]
+    layers = [b for b in blocks if b.wrapper is not None]
     diagonal = any(b.wrapper is None and b.factors for b in blocks)
+    omega = example_weights(weights, ops.shape(outputs[0])[0])
 
     def pull(cotangents):
         cotangents = [None] * lead + cotangents
@@ -68,7 +70,12 @@ def batch_factors(objective, linear, blocks, fisher, fraction, seed, counter) ->
         return None, network.pullback_taps(cotangents)
 
     def gradient_factors(taps):
-        return [b.gradient_factor(taps[index[id(b.wrapper)]]) for b in kronecker]
+        statistics = []
+        for block in layers:
+            i = index[id(block.wrapper)]
+            g = of_wrapper(taps, i)
+            statistics += block.gradient_statistics(inputs[i], g, omega)
+        return statistics
 
     def sampled(curve, z):
         return curve.likelihood.sampled_sqrt(z, random)
@@ -83,13 +90,14 @@ def batch_factors(objective, linear, blocks, fisher, fraction, seed, counter) ->
         G = gradient_factors(taps)
 
     G = iter(G)
-    omega = example_weights(weights, ops.shape(outputs[0])[0])
     places = {id(v): i for i, v in enumerate(objective.variables)}
     factors = []
     for block in blocks:
         if block.wrapper is not None:
             a = inputs[index[id(block.wrapper)]]
-            factors.append([block.input_factor(a, omega), next(G)])
+            A = block.input_statistics(a, omega)
+            left = len(block.factors) - len(A)
+            factors.append([*A, *(next(G) for _ in range(left))])
         elif block.factors:
             g = gradients[places[id(block.variables[0])]]
             factors.append([ops.cast(g, "float32") ** 2])

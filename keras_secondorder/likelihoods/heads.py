@@ -121,13 +121,13 @@ def likelihood_of(loss: keras.losses.Loss, y, z, convex: bool = True) -> Likelih
         loss: A Keras loss.
         y: The targets of the batch.
         z: The output of the network, shape `(..., D)`.
-        convex: Whether to refuse a loss that is not convex in the outputs.
+        convex: Whether to warn, once, of a loss that is not convex in the outputs.
 
     Returns:
         A `Likelihood`.
 
     Raises:
-        ValueError: The loss has no positive semi-definite output curvature.
+        ValueError: The loss couples more outputs than its Hessian is formed for.
     """
     # A subclass that overrides `call` is another loss, whatever it inherits from.
     inherited = type(loss).call is keras.losses.MeanSquaredError.call

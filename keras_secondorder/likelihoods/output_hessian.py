@@ -1,4 +1,6 @@
-"""Any other convex loss, through its Hessian with respect to the outputs."""
+"""Any other loss, through its Hessian with respect to the outputs."""
+
+import warnings
 
 import keras
 import numpy as np
@@ -20,9 +22,9 @@ WITHOUT_OUTPUT_HESSIAN = (
 class OutputHessian(Likelihood):
     """A loss without a distribution: `H(z)` by autodiff in place of the Fisher matrix.
 
-    Up to 64 outputs the blocks are formed, and their negative eigenvalues, which a
-    convex loss has by rounding only, are set to zero. Above that the loss must act on
-    each output separately, so that the blocks are diagonal.
+    Up to 64 outputs the blocks are formed, and their negative eigenvalues are set to
+    zero; a convex loss has them by rounding only. Above that the loss must act on each
+    output separately, so that the blocks are diagonal.
 
     Args:
         loss: A Keras loss; its `call(y_true, y_pred)` gives one value a position.
@@ -80,7 +82,7 @@ class OutputHessian(Likelihood):
 
 
 def check_convex(loss, target_rank: int, width: int) -> None:
-    """Refuse a loss that this module would get wrong, by looking at its Hessian.
+    """Look at the Hessian of a loss: warn of what is projected, refuse what is wrong.
 
     The Hessian is formed at a few outputs and targets between 0 and 1, where losses
     on probabilities and losses on real numbers are both defined.
@@ -91,7 +93,7 @@ def check_convex(loss, target_rank: int, width: int) -> None:
         width: Number of outputs, D.
 
     Raises:
-        ValueError: It is not convex, or has coupled outputs and more than 64 of them.
+        ValueError: It has coupled outputs and more than 64 of them.
     """
     positions, rng = 16, np.random.default_rng(0)
     shape = (positions,) + (1,) * max(target_rank - 2, 0) + (width,)
@@ -128,9 +130,10 @@ def check_convex(loss, target_rank: int, width: int) -> None:
     else:
         values = np.linalg.eigvalsh((block + block.swapaxes(-1, -2)) / 2)
     if values.min() < -CONVEXITY_TOLERANCE * np.abs(values).max():
-        raise ValueError(
-            f"The loss '{name}' is not convex in the outputs of the model, so it has "
-            "no Gauss-Newton matrix. Received a loss whose output Hessian has the "
-            f"eigenvalue {values.min():.3g}. {WITHOUT_OUTPUT_HESSIAN}, "
-            "or a convex loss."
+        warnings.warn(
+            f"The loss '{name}' is not convex in the outputs of the model: its Hessian "
+            f"there has the eigenvalue {values.min():.3g}. The nearest positive "
+            "semi-definite matrix is used in its place, with the negative eigenvalues "
+            f"set to zero. {WITHOUT_OUTPUT_HESSIAN} to do without it.",
+            stacklevel=2,
         )

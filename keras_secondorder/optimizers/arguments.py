@@ -35,3 +35,32 @@ def check_range(name: str, value, above: float, most: float | None = None) -> No
         raise ValueError(
             f"`{name}` must be above {above}{bound}. Received {name}={value}."
         )
+
+
+def check_rates(learning_rate, momentum) -> None:
+    """Refuse a learning rate and a momentum that do not go together.
+
+    Args:
+        learning_rate: A number, a schedule or "adaptive".
+        momentum: A number, a schedule, "auto", or "adaptive" with that learning rate.
+
+    Raises:
+        ValueError: They are something else.
+    """
+    adaptive = isinstance(learning_rate, str)
+    if adaptive and learning_rate != "adaptive":
+        raise ValueError(
+            "`learning_rate` must be a number, a schedule or 'adaptive'. "
+            f"Received learning_rate={learning_rate!r}."
+        )
+    choices = ("auto", "adaptive") if adaptive else ("auto",)
+    if isinstance(momentum, str) and momentum not in choices:
+        raise ValueError(
+            "`momentum` must be a number or a schedule, or 'adaptive' where the "
+            f"learning rate is. Received momentum={momentum!r} with "
+            f"learning_rate={learning_rate!r}."
+        )
+    if isinstance(momentum, int | float) and not 0 <= momentum < 1:
+        raise ValueError(
+            f"`momentum` must be at least 0 and below 1. Received momentum={momentum}."
+        )

@@ -9,11 +9,16 @@ from keras_secondorder import vectors
 from keras_secondorder.capture import FALLBACKS, table
 from keras_secondorder.curvature import (
     FISHERS,
+    SHARINGS,
     BlockDiagonal,
     Inverses,
     fisher_model,
 )
-from keras_secondorder.optimizers.arguments import check_one_of, check_range
+from keras_secondorder.optimizers.arguments import (
+    check_one_of,
+    check_range,
+    check_rates,
+)
 from keras_secondorder.optimizers.base import SecondOrderOptimizer, StepResult
 from keras_secondorder.solvers.damping import LevenbergMarquardt, reduction_ratio
 from keras_secondorder.solvers.schedules import at_step
@@ -75,7 +80,11 @@ class KFAC(SecondOrderOptimizer):
         statistics_decay: Largest weight of the past in A and G.
         on_unsupported: Block of variables without a Kronecker block: "diagonal",
             "gradient" or "error". `coverage(model)` shows them.
-        max_factor_size: Largest side of a factor; layers beyond it get the fallback.
+        max_factor_size: Largest side of a factor; a larger one is diagonal.
+        factor_memory: Bytes for all factors and inverses, half of the machine's memory
+            by default; the largest factors are split until they fit.
+        weight_sharing: "expand" or "reduce", for layers that use their weights at
+            several positions; see `docs/layers.md`.
         seed: Seed of the sampled targets.
         **kwargs: Keras's shared arguments (`weight_decay`, `use_ema`, ...). Clipping
             applies to the direction `d`.
@@ -114,24 +123,16 @@ class KFAC(SecondOrderOptimizer):
         statistics_decay: float = 0.95,
         on_unsupported: str = "diagonal",
         max_factor_size: int = 8192,
+        factor_memory: int | None = None,
+        weight_sharing: str = "expand",
         seed: int = 0,
         **kwargs,
     ):
         adaptive = isinstance(learning_rate, str)
-        if adaptive and learning_rate != "adaptive":
-            raise ValueError(
-                "`learning_rate` must be a number, a schedule or 'adaptive'. "
-                f"Received learning_rate={learning_rate!r}."
-            )
-        choices = ("auto", "adaptive") if adaptive else ("auto",)
-        if isinstance(momentum, str) and momentum not in choices:
-            raise ValueError(
-                "`momentum` must be a number or a schedule, or 'adaptive' where the "
-                f"learning rate is. Received momentum={momentum!r} with "
-                f"learning_rate={learning_rate!r}."
-            )
+        check_rates(learning_rate, momentum)
         check_one_of("fisher", fisher, FISHERS)
         check_one_of("on_unsupported", on_unsupported, FALLBACKS)
+        check_one_of("weight_sharing", weight_sharing, SHARINGS)
         for name, value, most in (
             ("statistics_fraction", statistics_fraction, 1),
             ("quadratic_fraction", quadratic_fraction, 1),
@@ -139,6 +140,7 @@ class KFAC(SecondOrderOptimizer):
             ("statistics_every", statistics_every, None),
             ("inverse_every", inverse_every, None),
             ("max_factor_size", max_factor_size, None),
+            ("factor_memory", factor_memory, None),
             ("learning_rate", learning_rate, None),
             ("damping", damping, None),
             ("norm_constraint", norm_constraint, None),
@@ -147,11 +149,6 @@ class KFAC(SecondOrderOptimizer):
                 check_range(name, value, 0, most)
         if isinstance(damping, str):
             check_one_of("damping", damping, ("auto",))
-        if isinstance(momentum, int | float) and not 0 <= momentum < 1:
-            raise ValueError(
-                "`momentum` must be at least 0 and below 1. "
-                f"Received momentum={momentum}."
-            )
         if isinstance(learning_rate, int):
             learning_rate = float(learning_rate)
         super().__init__(1.0 if adaptive else learning_rate, **kwargs)
@@ -168,6 +165,8 @@ class KFAC(SecondOrderOptimizer):
         self.statistics_decay = statistics_decay
         self.on_unsupported = on_unsupported
         self.max_factor_size = max_factor_size
+        self.factor_memory = factor_memory
+        self.weight_sharing = weight_sharing
         self.seed = seed
 
     @classmethod
@@ -203,6 +202,8 @@ class KFAC(SecondOrderOptimizer):
             self.add_variable,
             self.on_unsupported,
             self.max_factor_size,
+            self.factor_memory,
+            self.weight_sharing,
             self.compiled_by_xla,
         )
         self._announced = False
@@ -223,7 +224,7 @@ class KFAC(SecondOrderOptimizer):
 
     def announce(self):
         """Print once which variables fell back, if some did."""
-        fell_back = [b for b in self.curvature.plan if b.kind != "kronecker"]
+        fell_back = [b for b in self.curvature.plan if b.wrapper is None]
         if fell_back and not self._announced:
             print("KFAC has no Kronecker block for:", table(fell_back), sep="\n")
         self._announced = True

@@ -1,5 +1,6 @@
 """Suites of checks that anyone can run on an implementation of their own."""
 
+from keras_secondorder.testing.layer_wrapper import check_layer_wrapper
 from keras_secondorder.testing.operator import check_operator
 
-__all__ = ["check_operator"]
+__all__ = ["check_layer_wrapper", "check_operator"]

@@ -97,7 +97,7 @@ def coverage(model) -> Coverage:
     optimizer = inner_optimizer(model) if model.compiled else None
     settings = {
         name: getattr(optimizer, name)
-        for name in ("on_unsupported", "max_factor_size")
+        for name in ("on_unsupported", "max_factor_size", "factor_memory")
         if hasattr(optimizer, name)
     }
     if not is_built(model):

@@ -10,7 +10,7 @@ from keras import ops
 import keras_secondorder as kso
 from keras_secondorder import autodiff
 from keras_secondorder.curvature import batch_factors
-from keras_secondorder.curvature.kronecker import (
+from keras_secondorder.curvature.factor import (
     damped_inverses,
     running_average,
     trace_norm_pi,
@@ -215,12 +215,13 @@ STANDARD_ERRORS = 5.0
 def test_diagonal_block_has_the_fisher_diagonal_as_expectation(fisher):
     """Sampled also where the statistics of the other blocks are exact."""
     model = problems.sequential(
-        [problems.dense(2, "tanh"), problems.dense(1, "sigmoid")], inputs=(2,)
+        [problems.UnknownDense(2, "tanh"), problems.UnknownDense(1, "sigmoid")],
+        inputs=(2,),
     )
     model.compile(optimizer="sgd", loss="binary_crossentropy")
     data = problems.classification().batches()[0]
     x, y, w = data.x[:, :2], data.column % 2, data.sample_weight
-    blocks = problems.blocks_of(model, on_unsupported="diagonal", max_factor_size=1)
+    blocks = problems.blocks_of(model, on_unsupported="diagonal")
     assert all(b.wrapper is None and b.factors for b in blocks)
     draws = []
     with autodiff.no_grad():
@@ -239,9 +240,9 @@ def test_diagonal_block_has_the_fisher_diagonal_as_expectation(fisher):
 
 
 def test_diagonal_and_gradient_blocks_apply():
-    model = problems.sequential([problems.dense(2)], inputs=(3,))
+    model = problems.sequential([problems.UnknownDense(2)], inputs=(3,))
     for kind in ("diagonal", "gradient"):
-        blocks = problems.blocks_of(model, on_unsupported=kind, max_factor_size=1)
+        blocks = problems.blocks_of(model, on_unsupported=kind)
         V = [RNG.normal(size=b.variables[0].shape) for b in blocks]
         for block, v in zip(blocks, V, strict=True):
             D = np.abs(v) + 1.0

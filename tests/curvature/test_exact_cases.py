@@ -145,6 +145,44 @@ def test_shared_positions_of_one_example_add_up():
     close(G, T * w.sum() * 2 / UNITS * np.eye(UNITS))
 
 
+def test_reduced_positions_are_exact_below_a_sum():
+    """ "reduce" below a sum over the positions, where "expand" is an approximation."""
+    inputs = keras.Input((T, FEATURES))
+    hidden = problems.dense(UNITS)(inputs)
+    model = keras.Model(inputs, ops.sum(hidden, axis=1))
+    problems.fill(model)
+    model.compile(optimizer="sgd", loss="mse")
+    y = TARGETS.sum(1)
+    reduced, expanded = (
+        problems.statistics_of(model, SEQUENCE, y, weight_sharing=sharing)
+        for sharing in ("reduce", "expand")
+    )
+    rows = np.concatenate([SEQUENCE, np.ones((N, T, 1))], axis=-1).sum(1)
+    right = np.kron(rows.T @ rows / N, 2 / UNITS * np.eye(UNITS))
+    close(np.kron(*reduced[0]), right)
+    off = np.abs(np.kron(*expanded[0]) - right).max()
+    assert off > 0.1 * np.abs(right).max()
+
+
+def test_calls_of_one_layer_are_positions_r14():
+    """R14: a layer called on two inputs is the same layer on both of them at once."""
+    layer = problems.dense(UNITS)
+    a, b = keras.Input((FEATURES,)), keras.Input((FEATURES,))
+    twice = keras.Model([a, b], ops.stack([layer(a), layer(b)], axis=1))
+    problems.fill(twice)
+    x = keras.Input((2, FEATURES))
+    once = keras.Model(x, layer(x))
+    results = []
+    for model, inputs in (
+        (twice, [SEQUENCE[:, 0], SEQUENCE[:, 1]]),
+        (once, SEQUENCE[:, :2]),
+    ):
+        model.compile(optimizer="sgd", loss="mse")
+        results.append(problems.statistics_of(model, inputs, TARGETS[:, :2])[0])
+    for ours, right in zip(*results, strict=True):
+        close(ours, right)
+
+
 # --- the exact matrix that the quadratic model uses (R10) --------------------------
 
 HEADS = {

@@ -185,11 +185,17 @@ def test_many_coupled_outputs_are_refused():
     ],
     ids=["cosine", "concave", "Cauchy", "focal on logits"],
 )
-def test_a_loss_that_is_not_convex_is_refused(loss):
-    y, z = tensor(np.zeros((2, D))), tensor(np.ones((2, D)))
-    with pytest.raises(ValueError, match="is not convex in the outputs") as error:
-        likelihood_of(loss(), y, z)
-    assert "KFAC(fisher='empirical', damping=0.1)" in str(error.value)
+def test_a_loss_that_is_not_convex_is_projected_with_one_warning(loss):
+    y, z = tensor(np.zeros((2, D))), tensor(RNG.normal(size=(2, D)))
+    loss = loss()
+    with pytest.warns(UserWarning, match="is not convex in the outputs") as seen:
+        likelihood = likelihood_of(loss, y, z)
+        likelihood_of(loss, y, z)
+    seen = [w for w in seen if issubclass(w.category, UserWarning)]
+    assert len(seen) == 1
+    assert "KFAC(fisher='empirical', damping=0.1)" in str(seen[0].message)
+    H = matrices(likelihood.hessian_product, z)
+    assert np.linalg.eigvalsh((H + H.swapaxes(1, 2)) / 2).min() >= -RTOL
 
 
 def test_negative_eigenvalues_are_set_to_zero():

@@ -58,6 +58,37 @@ def test_empirical_fisher_takes_a_loss_that_is_not_convex():
     assert history["loss"][-1] < history["loss"][0] - 0.1
 
 
+def soft(y):
+    return np.abs(y) / np.abs(y).sum(-1, keepdims=True)
+
+
+# Name: (loss, activation of the outputs, targets).
+OTHER_LOSSES = {
+    "huber": ("huber", None, X[:, :3]),
+    "kl_divergence": ("kl_divergence", "softmax", soft(X[:, :3])),
+    "focal": (
+        keras.losses.CategoricalFocalCrossentropy(),
+        "softmax",
+        np.eye(3, dtype="float32")[np.argmax(X[:, :3], -1)],
+    ),
+    "a function, not convex": (
+        lambda y, z: keras.ops.sum(keras.ops.log1p(keras.ops.square(y - z)), axis=-1),
+        None,
+        X[:, :3],
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The loss '.*' is not convex")
+@pytest.mark.parametrize("name", list(OTHER_LOSSES))
+def test_losses_that_are_no_distribution(name):
+    loss, activation, y = OTHER_LOSSES[name]
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(3, activation)])
+    history = losses_of(model, X, y, loss, kso.KFAC())
+    assert history["skipped_steps"][-1] == 0
+    assert history["loss"][-1] < 0.9 * history["loss"][0]
+
+
 def test_loss_that_reduces_by_itself_is_refused():
     class Own(keras.losses.Loss):
         def __call__(self, y_true, y_pred, sample_weight=None):

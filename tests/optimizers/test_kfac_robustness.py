@@ -267,4 +267,4 @@ def test_r16_lora_no_bias_and_a_branch_that_the_loss_never_uses():
         ):
             assert (new == old).all() == (layer.name == "spare"), layer.name
     by_name = {path.split("/")[-1]: kind for path, kind in kinds(model).items()}
-    assert by_name["lora_kernel_a"] == by_name["lora_kernel_b"] == "diagonal"
+    assert by_name["lora_kernel_a"] == by_name["lora_kernel_b"] == "kronecker"

@@ -69,7 +69,9 @@ def quadratic(product, tensor):
 def test_on_the_quadratic_itself_the_last_iterate_is_best(product, tensor):
     scales, b, solution = quadratic(product, tensor)
     scales, b = tensor(scales), tensor(b)
-    found = backtrack(lambda x: ops.sum(0.5 * scales * x * x - b * x), solution.iterates)
+    found = backtrack(
+        lambda x: ops.sum(0.5 * scales * x * x - b * x), solution.iterates
+    )
     assert int(found.row) == int(solution.iterates.count) - 1
     np.testing.assert_allclose(
         keras.ops.convert_to_numpy(found.x),
@@ -84,9 +86,7 @@ def test_another_quadratic_chooses_an_earlier_iterate(product, tensor):
     _, _, solution = quadratic(product, tensor)
     x = keras.ops.convert_to_numpy(solution.iterates.x)
     center = x[1]
-    found = backtrack(
-        lambda x: ops.sum((x - tensor(center)) ** 2), solution.iterates
-    )
+    found = backtrack(lambda x: ops.sum((x - tensor(center)) ** 2), solution.iterates)
     assert int(found.row) == 1
     np.testing.assert_allclose(float(found.value), 0.0, atol=SINGLE)
 

@@ -1,0 +1,121 @@
+"""The memory plan: which form each side of a Kronecker block has."""
+
+import os
+from typing import NamedTuple
+
+FLOAT_BYTES = 4
+# Below this side a further split saves little, and the factor becomes diagonal.
+_SMALLEST_SPLIT = 32
+
+
+class Side(NamedTuple):
+    """One factor of a block: a stack of matrices, full, split or diagonal.
+
+    Attributes:
+        stack: Number of matrices, one for each group of features.
+        size: Rows of each of them.
+        blocks: Diagonal blocks that each is cut into: 1 for a full matrix, `size` for
+            a diagonal one.
+    """
+
+    stack: int
+    size: int
+    blocks: int = 1
+
+    @property
+    def width(self) -> int:
+        """Rows of one diagonal block; the last one may be padded with zeros."""
+        return -(-self.size // self.blocks)
+
+    @property
+    def shape(self) -> tuple:
+        """Shape of the factor: a matrix, or a stack of all blocks."""
+        count = self.stack * self.blocks
+        lead = () if count == 1 else (count,)
+        return (*lead, self.width, self.width)
+
+    @property
+    def bytes(self) -> int:
+        """Memory of the factor in float32."""
+        return self.stack * self.blocks * self.width**2 * FLOAT_BYTES
+
+    def __str__(self):
+        times = f"{self.stack} of " if self.stack > 1 else ""
+        if self.blocks == 1:
+            return f"{times}{self.size} x {self.size}"
+        if self.width == 1:
+            return f"{times}{self.size} (diagonal)"
+        return f"{times}{self.size} x {self.size} in {self.blocks} blocks"
+
+    def halved(self) -> "Side":
+        """With twice as many blocks, or diagonal where they would be tiny."""
+        blocks = 2 * self.blocks
+        if -(-self.size // blocks) < _SMALLEST_SPLIT:
+            return self._replace(blocks=self.size)
+        # As many blocks as are not empty, at that width.
+        width = -(-self.size // blocks)
+        return self._replace(blocks=-(-self.size // width))
+
+
+def sides_of(wrapper, max_factor_size: int) -> list[tuple[Side, ...]]:
+    """The sides of each part of a layer's block, before any budget.
+
+    Args:
+        wrapper: The layer wrapper.
+        max_factor_size: A side larger than this is diagonal.
+
+    Returns:
+        `(A, G)` for each affine map, or `(F,)` for a unitwise block.
+    """
+
+    def side(stack, size, diagonal=False):
+        diagonal = diagonal or size > max_factor_size
+        return Side(stack, size, size if diagonal else 1)
+
+    if wrapper.kind == "unitwise":
+        return [(Side(wrapper.stack, len(wrapper.variables)),)]
+    return [
+        (side(p.stack, p.d_in, p.one_hot), side(p.stack, p.d_out))
+        for p in wrapper.parts
+    ]
+
+
+def fit_to(budget: int, blocks: list[list[tuple[Side, ...]]]) -> list:
+    """Split the largest factors until all of them, and their inverses, fit.
+
+    Args:
+        budget: Bytes.
+        blocks: The sides of each block.
+
+    Returns:
+        The same structure, with smaller sides where that is needed.
+    """
+    sides = {
+        (i, j, k): side
+        for i, parts in enumerate(blocks)
+        for j, pair in enumerate(parts)
+        for k, side in enumerate(pair)
+    }
+    total = sum(2 * side.bytes for side in sides.values())
+    # The matrices of a unitwise block are tiny already.
+    large = [place for place in sides if len(blocks[place[0]][place[1]]) == 2]
+    while total > budget and any(sides[place].width > 1 for place in large):
+        place = max(large, key=lambda p: (sides[p].bytes * (sides[p].width > 1), p))
+        old = sides[place]
+        sides[place] = old.halved()
+        total -= 2 * (old.bytes - sides[place].bytes)
+    return [
+        [
+            tuple(sides[i, j, k] for k in range(len(pair)))
+            for j, pair in enumerate(parts)
+        ]
+        for i, parts in enumerate(blocks)
+    ]
+
+
+def machine_budget() -> int | None:
+    """Half of the machine's memory in bytes, or None where it is not known."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    except (AttributeError, OSError, ValueError):
+        return None

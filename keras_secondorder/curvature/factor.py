@@ -1,0 +1,171 @@
+"""One factor of a block, whatever its form: its statistics, and its products.
+
+A factor is stored as its diagonal blocks: a matrix, or a stack `(blocks, w, w)` of all
+blocks of all groups. Where the width does not divide the size, the last block of each
+group is padded with zeros.
+"""
+
+from keras import ops
+
+from keras_secondorder.autodiff import spd_inverses
+from keras_secondorder.capture import Side
+
+# pi outside this range says that a factor vanishes, not that it is small.
+PI_RANGE = (1e-6, 1e6)
+FLOAT32_EPS = 1.2e-7
+TINY = 1e-30
+
+
+def running_average(old, new, count, max_decay: float):
+    """`eps old + (1 - eps) new` with `eps = min(1 - 1 / count, max_decay)`.
+
+    With `count = 1` at the first batch the average starts as that batch's value.
+
+    Args:
+        old: The average so far.
+        new: The value of this batch.
+        count: Number of batches, this one included; a float scalar.
+        max_decay: The largest weight of the past.
+
+    References:
+        Martens (2016), thesis, section 6.5.
+    """
+    eps = ops.minimum(1.0 - 1.0 / count, max_decay)
+    return eps * old + (1.0 - eps) * new
+
+
+def second_moment(rows, side: Side):
+    """`rows^T rows` within each diagonal block.
+
+    Args:
+        rows: Shape `(R, size)`, or `(stack, R, size)` for a stack.
+        side: The form of the factor.
+
+    Returns:
+        The factor, of shape `side.shape`.
+    """
+    if side.width == 1:
+        return ops.reshape(ops.sum(rows**2, axis=-2), side.shape)
+    rows = _in_blocks(ops.swapaxes(rows, -1, -2), side)  # (..., width, R)
+    return ops.matmul(rows, ops.swapaxes(rows, -1, -2))
+
+
+def counts(indices, weights, side: Side):
+    """The second moment of one-hot rows, which is diagonal.
+
+    Args:
+        indices: Integers of any shape.
+        weights: Their weights, of the same shape.
+        side: The form of the factor; diagonal.
+
+    Returns:
+        The factor, of shape `side.shape`.
+    """
+    flat = ops.reshape(indices, (-1,))
+    total = ops.segment_sum(ops.reshape(weights, (-1,)), flat, num_segments=side.size)
+    return ops.reshape(total, side.shape)
+
+
+def multiply_left(inverse, V, side: Side):
+    """`inverse @ V` for V of shape `(size, k)`, or `(stack, size, k)`."""
+    if side.width == 1:
+        return ops.reshape(inverse, (*V.shape[:-1], 1)) * V
+    product = ops.matmul(inverse, _in_blocks(V, side))
+    if side.blocks == 1:
+        return product
+    padded = (*V.shape[:-2], side.blocks * side.width, V.shape[-1])
+    return ops.reshape(product, padded)[..., : side.size, :]
+
+
+def multiply_right(V, inverse, side: Side):
+    """`V @ inverse` for V of shape `(k, size)`, or `(stack, k, size)`."""
+    if side.blocks == 1:
+        return ops.matmul(V, inverse)
+    flipped = multiply_left(inverse, ops.swapaxes(V, -1, -2), side)
+    return ops.swapaxes(flipped, -1, -2)
+
+
+def _in_blocks(V, side: Side):
+    """`(..., size, k)` as `(stack * blocks, width, k)`; as it is for a full side."""
+    if side.blocks == 1:
+        return V
+    missing = side.blocks * side.width - side.size
+    if missing:
+        pads = [(0, 0)] * (len(V.shape) - 2) + [(0, missing), (0, 0)]
+        V = ops.pad(V, pads)
+    count = side.stack * side.blocks
+    return ops.reshape(V, (count, side.width, V.shape[-1]))
+
+
+def mean_eigenvalue(factor, side: Side):
+    """Trace over size: a scalar, or one for each matrix of the stack."""
+    if side.stack == 1:
+        return ops.sum(_traces(factor)) / side.size
+    traces = ops.reshape(_traces(factor), (side.stack, side.blocks))
+    return ops.sum(traces, axis=-1) / side.size
+
+
+def _traces(factor):
+    return ops.trace(factor, axis1=-2, axis2=-1)
+
+
+def trace_norm_pi(A, G, sides: tuple | None = None):
+    """`pi = sqrt((tr A / d_in) / (tr G / d_out))`, bounded where a trace is zero.
+
+    `d_in` counts the bias. The factored damping adds `pi gamma` to A and `gamma / pi`
+    to G.
+
+    Args:
+        A: Input factor.
+        G: Gradient factor.
+        sides: Their forms; full matrices by default.
+
+    Returns:
+        A scalar, or one for each matrix of the stack.
+
+    References:
+        Martens (2016), thesis, section 6.6.3.
+    """
+    side_a, side_g = sides or (Side(1, A.shape[0]), Side(1, G.shape[0]))
+    mean_a, mean_g = mean_eigenvalue(A, side_a), mean_eigenvalue(G, side_g)
+    ratio = ops.sqrt(ops.maximum(mean_a, TINY) / ops.maximum(mean_g, TINY))
+    return ops.clip(ratio, *PI_RANGE)
+
+
+def damped_inverses(factors: list, dampings: list, compiled: bool = False) -> list:
+    """`(factor + damping I)^-1`, at a scale where float32 has digits to spare.
+
+    A matrix is divided by its mean eigenvalue first. Damping below what rounding does
+    to the largest eigenvalue would be lost, so it is raised to that.
+
+    Args:
+        factors: Symmetric positive semi-definite matrices, shape `(d, d)` each, or
+            stacks of them, shape `(k, d, d)`.
+        dampings: A positive scalar for each, or one for each of an equal share of
+            the stack, shape `(k / m,)`.
+        compiled: Whether the step runs inside XLA.
+
+    Returns:
+        The inverses; NaN throughout where a factorisation failed.
+    """
+    scaled, scales, inverses = [], [], []
+    for factor, damping in zip(factors, dampings, strict=True):
+        d, trace = factor.shape[-1], _traces(factor)
+        if len(factor.shape) == 3 and len(damping.shape) == 1:
+            damping = ops.repeat(damping, factor.shape[0] // damping.shape[0])
+        damping = ops.maximum(damping, FLOAT32_EPS * trace + TINY)
+        scale = (trace / d + damping)[..., None, None]
+        identity = ops.eye(d, dtype=factor.dtype)
+        scaled.append((factor + damping[..., None, None] * identity) / scale)
+        scales.append(scale)
+    matrices = [m for m in scaled if m.shape[-1] > 1]
+    solved = iter(spd_inverses(matrices, compiled))
+    for matrix, scale in zip(scaled, scales, strict=True):
+        inverse = next(solved) if matrix.shape[-1] > 1 else 1.0 / matrix
+        inverses.append(inverse / scale)
+    return inverses
+
+
+def zeros_of(side: Side, add_variable, name: str):
+    """A variable of the optimizer for a factor or its inverse."""
+    return add_variable(side.shape, initializer="zeros", dtype="float32", name=name)

@@ -1,0 +1,88 @@
+"""The pages about layers say what is true: their table, and their example."""
+
+import importlib.util
+import pathlib
+import re
+
+import keras
+import numpy as np
+import pytest
+
+import keras_secondorder as kso
+from keras_secondorder.capture import plan_blocks
+from keras_secondorder.capture.wrapper import _WRAPPERS
+
+DOCS = pathlib.Path(__file__).resolve().parents[1] / "docs"
+
+
+@pytest.fixture(scope="module")
+def layer_table():
+    path = DOCS / "layer_table.py"
+    spec = importlib.util.spec_from_file_location("layer_table", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def rows(layer_table):
+    return layer_table.table()
+
+
+def test_layer_table_is_up_to_date_and_complete(layer_table, rows):
+    page = (DOCS / "layers.md").read_text()
+    table = layer_table.markdown(rows)
+    assert table in page, "Print it again with `python docs/layer_table.py`."
+    # Whatever has a wrapper has a row, so that none is lost on the way to the table.
+    for cls in _WRAPPERS:
+        if cls.__module__.startswith("keras."):
+            assert f"| `{cls.__name__}` |" in table
+
+
+def test_error_is_raised_for_exactly_the_fallbacks(layer_table, rows):
+    for name, block, _ in rows:
+        model = layer_table.example(layer_table.classes()[name])
+        try:
+            plan_blocks(model, on_unsupported="error")
+            raised = False
+        except ValueError:
+            raised = True
+        assert raised == ("fallback" in block), name
+
+
+def test_worked_example_of_a_wrapper(capsys):
+    """The code blocks of extending.md, one after the other, and what they print."""
+    page = (DOCS / "extending.md").read_text()
+    names = {}
+    known = dict(_WRAPPERS)
+    try:
+        for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+            exec(compile(code, "extending.md", "exec"), names)
+    finally:
+        _WRAPPERS.clear()
+        _WRAPPERS.update(known)
+    printed = re.findall(r"```text\n(.*?)```", page, re.DOTALL)
+    assert capsys.readouterr().out.split() == printed[0].split()
+
+
+def test_wrong_wrapper_fails_the_check():
+    class Half(keras.layers.Dense):
+        def call(self, inputs):
+            return super().call(inputs)
+
+    known = dict(_WRAPPERS)
+    right = _WRAPPERS[keras.layers.Dense]
+    wrongs = {
+        "a\\^T g": {"input_rows": lambda self, x: 0.5 * right.input_rows(self, x)},
+        "undone|from_matrix": {"from_matrix": lambda self, W: [W[1:], W[0]]},
+        "say": {"d_in": 4},
+    }
+    try:
+        for message, methods in wrongs.items():
+            kso.register_layer_wrapper(Half)(type("Wrong", (right,), methods))
+            x = np.random.default_rng(0).normal(size=(2, 4)).astype("float32")
+            with pytest.raises(AssertionError, match=message):
+                kso.testing.check_layer_wrapper(Half(3), x)
+    finally:
+        _WRAPPERS.clear()
+        _WRAPPERS.update(known)
