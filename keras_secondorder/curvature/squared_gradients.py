@@ -4,7 +4,7 @@ import keras
 from keras import ops
 
 from keras_secondorder.autodiff import Linearization
-from keras_secondorder.capture import plan_blocks
+from keras_secondorder.capture import of_wrapper, plan_blocks
 from keras_secondorder.capture.dense import DenseWrapper
 from keras_secondorder.likelihoods import CounterSeed, sqrt_cotangents
 from keras_secondorder.objective import Objective
@@ -15,7 +15,7 @@ DIAGONALS = ("empirical", "gauss_newton")
 def dense_wrappers(model) -> tuple:
     """The wrappers of the layers for which the squares are exact."""
     blocks = [b.wrapper for b in plan_blocks(model)]
-    return tuple(w for w in blocks if isinstance(w, DenseWrapper))
+    return tuple(w for w in blocks if type(w) is DenseWrapper)
 
 
 def curvature_diagonal(
@@ -66,10 +66,11 @@ def curvature_diagonal(
 
     places = {id(v): i for i, v in enumerate(objective.variables)}
     for index, wrapper in enumerate(objective.wrappers):
-        a = wrapper.input_rows(inputs[index])
-        g = wrapper.gradient_rows(taps[index])
-        if a.shape[1] != 1:
-            continue
+        calls = zip(inputs.get(index, []), of_wrapper(taps, index), strict=True)
+        rows = [(wrapper.input_rows(a), wrapper.gradient_rows(g)) for a, g in calls]
+        if len(rows) != 1 or rows[0][0].shape[1] != 1:
+            continue  # examples that it sees at several positions or in several calls
+        ((a, g),) = rows
         exact = ops.matmul(ops.transpose(a[:, 0] ** 2), g[:, 0] ** 2)
         for v, part in zip(wrapper.variables, wrapper.from_matrix(exact), strict=True):
             squares[places[id(v)]] = ops.cast(part, objective.precision)
