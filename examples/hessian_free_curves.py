@@ -113,7 +113,7 @@ def main():
         curve, done = train(hessian_free(), x, size, seed, args.every, args.steps)
         seconds = curve[-1][0]
         runs = {"HessianFree": (curve, done, size)}
-        for rate in LEARNING_RATES:
+        for rate in LEARNING_RATES[: 1 if args.smoke else None]:
             optimizer = keras.optimizers.Adam(rate)
             curve, done = train(
                 optimizer, x, adam_size, seed, 2 * args.every, seconds=seconds
