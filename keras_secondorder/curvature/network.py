@@ -80,7 +80,8 @@ def gauss_newton(model, x, y=None, sample_weight=None, training: bool = False):
         A `LinearOperator`.
 
     Raises:
-        ValueError: As `hessian`; also where a loss is not convex in the outputs.
+        ValueError: As `hessian`. Of a loss that is not convex in the outputs, `H_z` is
+            projected on the positive semi-definite matrices, with a warning.
 
     References:
         Schraudolph (2002); Martens (2016), thesis, section 4.3.
