@@ -286,6 +286,21 @@ def test_hessian_product(computed):
     np.testing.assert_array_equal(h_unused, np.zeros_like(UNUSED))
 
 
+def test_hessian_through_the_moments_of_a_batch(computed):
+    """`sum(variance(x w))`; TensorFlow's own moments would lose a term of it."""
+
+    def scalar(primals):
+        _, variance = ops.moments(ops.matmul(ops.convert_to_tensor(X), primals[0]), [0])
+        return ops.sum(variance)
+
+    (product,) = computed(
+        lambda w, v: autodiff.hessian_product(scalar, [w], [v]), W, DIRECTIONS[0][0]
+    )
+    centered = X - X.mean(0)
+    right = 2 / len(X) * centered.T @ centered @ DIRECTIONS[0][0]
+    np.testing.assert_allclose(product, right, rtol=RTOL, atol=RTOL)
+
+
 def compiled_flags(mode):
     """What `compiled` may be: the host's LAPACK cannot run inside TensorFlow's XLA."""
     return mode == "xla"

@@ -85,13 +85,35 @@ def linearize_gradient(f, primals):
         outer.watch(primals)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(primals)
-            value = f(primals)
+            with _exact_moments():
+                value = f(primals)
         gradient = _gradients(tape, [value], primals, [tf.ones_like(value)])
 
     def product(tangents):
         return _gradients(outer, gradient, primals, tangents)
 
     return gradient, product
+
+
+@contextlib.contextmanager
+def _exact_moments():
+    """Batch normalisation that can be differentiated twice.
+
+    `tf.nn.moments` stops the gradient of the variance at the mean. That gradient is
+    zero, but its derivative is not, and the Hessian would be wrong in silence.
+    """
+    original = tf.nn.moments
+
+    def moments(x, axes, shift=None, keepdims=False, name=None):
+        mean = tf.reduce_mean(x, axes, keepdims=True)
+        variance = tf.reduce_mean(tf.square(x - mean), axes, keepdims=keepdims)
+        return mean if keepdims else tf.reduce_mean(x, axes), variance
+
+    tf.nn.moments = moments
+    try:
+        yield
+    finally:
+        tf.nn.moments = original
 
 
 def compiled(function):
