@@ -5,6 +5,7 @@ import inspect
 from typing import NamedTuple
 
 import keras
+import numpy as np
 from keras import ops
 
 from keras_secondorder import autodiff, vectors
@@ -12,6 +13,7 @@ from keras_secondorder.capture import recording, watching
 from keras_secondorder.likelihoods import (
     Curve,
     by_position,
+    check_likelihood,
     likelihood_of,
     position_weights,
     read_heads,
@@ -243,6 +245,8 @@ class Objective:
         curves = []
         for head, w in zip(self.heads, weights, strict=True):
             y = head.y
+            if not head.labelled:
+                check_likelihood(head.loss)
             if rows is not None:
                 y = keras.tree.map_structure(lambda t: ops.take(t, rows, axis=0), y)
             likelihood = likelihood_of(head.loss, y, outputs[head.output], convex)
@@ -288,10 +292,13 @@ class Objective:
         total = self.examples
         if isinstance(total, int):
             count = max(MIN_ROWS, round(total * fraction))
-        else:
-            share = ops.cast(ops.cast(total, "float32") * fraction, "int32")
-            count = ops.minimum(total, ops.maximum(share, MIN_ROWS))
-        return ops.arange(count) * total // count, count
+            rows = np.arange(count, dtype="int64") * total // count
+            return ops.convert_to_tensor(rows.astype("int32")), count
+        share = ops.cast(ops.cast(total, "float32") * fraction, "int32")
+        count = ops.minimum(total, ops.maximum(share, MIN_ROWS))
+        # 64 bits: the products go beyond 2^31 from 93,000 rows on.
+        rows = ops.cast(ops.arange(count), "int64") * ops.cast(total, "int64")
+        return ops.cast(rows // ops.cast(count, "int64"), "int32"), count
 
     def _share_of(self, count):
         """How many examples each of `count` stands for."""
@@ -319,7 +326,10 @@ class Objective:
             gradient = linear.pullback([ops.ones_like(linear.outputs[0])])[0]
             grouped = by_position(gradient, curve.weights)
             scale = curve.likelihood.scale(grouped)
-            weight = ops.sqrt(curve.weights / scale)[..., None]
+            weights = curve.weights
+            if len(weights.shape) == 0:  # one number: a mean over the examples
+                weights = weights * ops.cast(ops.shape(z)[0], weights.dtype)
+            weight = ops.sqrt(weights / scale)[..., None]
             before = cotangents[curve.output]
             vector = ops.reshape(weight * grouped, ops.shape(z))
             cotangents[curve.output] = vector if before is None else before + vector

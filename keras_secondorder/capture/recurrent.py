@@ -48,6 +48,8 @@ class RecurrentWrapper(LayerWrapper):
             return "a kernel is frozen"
         if cell.bias is not None and not cell.bias.trainable:
             return "its bias is frozen"
+        if layer.unroll and layer.go_backwards and layer.zero_output_for_mask:
+            return "unrolled backwards, it zeroes other steps than the masked ones"
         if not _one_product(cell):
             return "reset_after=False multiplies the state by a gate first"
         return None

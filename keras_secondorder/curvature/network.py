@@ -10,6 +10,7 @@ from keras_secondorder.curvature.batches import Batches, rows_of
 from keras_secondorder.curvature.operator import (
     MAX_EXACT_PRODUCTS,
     LinearOperator,
+    check_count,
 )
 from keras_secondorder.curvature.products import (
     empirical_fisher_products,
@@ -124,6 +125,7 @@ def fisher(
     References:
         Martens (2016), thesis, sections 5.1, 5.5 and 6.5.
     """
+    check_count("samples", samples)
 
     def build(objective, number):
         if samples is None:
@@ -283,6 +285,7 @@ class NetworkOperator(LinearOperator):
             Chapelle & Erhan (2011); Martens, Sutskever & Swersky (2012); Martens
             (2016), thesis, section 4.9.4.
         """
+        check_count("samples", samples)
         few_rows = self.shape[0] <= MAX_EXACT_PRODUCTS
         if samples is None and few_rows:
             return super().diagonal(samples, seed)

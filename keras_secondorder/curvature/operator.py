@@ -134,6 +134,7 @@ class LinearOperator:
             Bekas, Kokiopoulou & Saad (2007), section 2.
         """
         size = self.shape[0]
+        check_count("samples", samples)
         if samples is None and size <= MAX_EXACT_PRODUCTS:
             return ops.diag(self.to_dense())
         probes = self._signs(samples or 64, seed)
@@ -156,6 +157,7 @@ class LinearOperator:
         References:
             Hutchinson (1990); Meyer, Musco, Musco & Woodruff (2021), algorithm 1.
         """
+        check_count("samples", samples)
         if samples is None or samples >= self.shape[0]:
             units = (self._unit(i) for i in range(self.shape[0]))
             return sum(self.matvec(e)[i] for i, e in enumerate(units))
@@ -229,6 +231,8 @@ class LinearOperator:
         References:
             Ghorbani, Krishnan & Xiao (2019), section 2; Golub & Welsch (1969).
         """
+        for name, value in (("samples", samples), ("steps", steps)):
+            check_count(name, value)
         with autodiff.stepwise():
             return spectrum.lanczos_density(
                 self.matvec, self._normal(samples, seed), steps, points, width
@@ -378,6 +382,14 @@ class Sum(LinearOperator):
                 for t, Av in zip(totals, term.products(own), strict=True)
             ]
         return totals
+
+
+def check_count(name: str, value: int | None) -> None:
+    """Refuse a number of random vectors or of steps that is below 1."""
+    if value is not None and value < 1:
+        raise ValueError(
+            f"`{name}` must be at least 1. Received {name}={value}. Ask for more."
+        )
 
 
 def _rank(v) -> int:

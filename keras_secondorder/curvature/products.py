@@ -168,7 +168,8 @@ def empirical_fisher_products(objective: Objective, centered: bool = False) -> P
     if not centered:
         return products
     omega = sum(_example_weights(c.weights, objective.examples) for c in curves)
-    mean = network.pullback(_times(cotangents, ops.sqrt(omega / ops.sum(omega))))
+    share = ops.divide_no_nan(omega, ops.sum(omega))  # no weights: no mean either
+    mean = network.pullback(_times(cotangents, ops.sqrt(share)))
 
     def product(v):
         along = sum(

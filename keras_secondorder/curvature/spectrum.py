@@ -1,5 +1,6 @@
 """Traces, eigenvalues and spectral densities from products with a matrix."""
 
+import math
 import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -7,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from keras import ops
 
-from keras_secondorder.solvers import lanczos, ritz_pairs
+from keras_secondorder.solvers import Status, lanczos, ritz_pairs
 
 
 class Eigenpairs(NamedTuple):
@@ -89,6 +90,9 @@ def lanczos_eigenpairs(
 ) -> Eigenpairs:
     """Lanczos with re-orthogonalisation, with more steps until `k` pairs are found.
 
+    One start sees one vector of each eigenspace. Where its Krylov space is complete,
+    the search goes on with a random start in the orthogonal complement.
+
     Args:
         matvec: Flat vector to its product.
         start: Starting vector, shape `(P,)`.
@@ -97,7 +101,7 @@ def lanczos_eigenpairs(
         max_products: Most products to spend.
 
     Raises:
-        ValueError: `k` is not between 1 and `P`.
+        ValueError: `k` is not between 1 and `P`, or a product is not finite.
     """
     size = start.shape[0]
     if not 1 <= k <= size:
@@ -105,36 +109,76 @@ def lanczos_eigenpairs(
             f"`k` must lie between 1 and {size}, the size of the matrix. "
             f"Received k={k}."
         )
-    steps, spent = min(size, max(2 * k, 20)), 0
+    first, random = max(2 * k, 20), np.random.default_rng(0)
+    held = [np.zeros(0), np.zeros(0), ops.zeros((0, size), start.dtype)]
+    steps, spent = min(size, first), 0
     while True:
-        found = lanczos(matvec, start, steps)
+        known = len(held[0])
+        run = lanczos(_within_complement(matvec, held[2]), start, steps)
         spent += steps
-        pairs = ritz_pairs(found)
-        values = ops.convert_to_numpy(pairs.values)
-        count = int(pairs.count)
-        order = np.argsort(-np.abs(values[:count]), kind="stable")[:k]
-        residuals = ops.convert_to_numpy(pairs.residual_norms)[order]
-        top = np.abs(values[order[0]]) if count else 0.0
-        done = bool(np.all(residuals <= rtol * top)) and len(order) == k
-        # An invariant subspace has nothing more to find from this start.
-        if done or steps == size or count < steps:
+        count = _finite_count(run)
+        pairs = ritz_pairs(run)
+        values, residuals = (
+            np.concatenate([old, ops.convert_to_numpy(new)[:count]])
+            for old, new in zip(
+                held[:2], (pairs.values, pairs.residual_norms), strict=True
+            )
+        )
+        found = ops.concatenate([held[2], pairs.vectors[:count]])
+        order = np.argsort(-np.abs(values), kind="stable")[:k]
+        goal = rtol * np.abs(values[order[0]])
+        if count == steps:
+            settled = len(order) == k and np.all(residuals[order] <= goal)
+            more = 2 * steps
+        else:  # all that this start can see: does the complement hold more?
+            settled = len(order) == k and np.all(order < known)
+            more, known = first, len(values)
+            held = [values, residuals, found]
+            start = ops.convert_to_tensor(random.normal(size=size))
+            start = _project_out(ops.cast(start, found.dtype), found)
+        if settled or len(values) == size:
             break
-        if spent + 2 * steps > max_products:
+        steps = min(size - known, more)
+        if spent + steps > max_products:
             warnings.warn(
                 f"{spent} products found the {k} largest eigenvalues to residuals of "
-                f"at most {residuals.max():.2g}, not to {rtol * top:.2g}. Raise "
+                f"at most {residuals[order].max():.2g}, not to {goal:.2g}. Raise "
                 "`max_products` or `rtol`, or ask for fewer.",
                 stacklevel=3,
             )
             break
-        steps = min(size, 2 * steps)
     take = ops.convert_to_tensor(order.astype("int32"))
+    dtype = found.dtype
     return Eigenpairs(
-        ops.take(pairs.values, take),
-        ops.take(pairs.vectors, take, axis=0),
-        ops.take(pairs.residual_norms, take),
+        ops.cast(ops.convert_to_tensor(values[order]), dtype),
+        ops.take(found, take, axis=0),
+        ops.cast(ops.convert_to_tensor(residuals[order]), dtype),
         spent,
     )
+
+
+def _finite_count(run) -> int:
+    """How many Lanczos steps were of use."""
+    if int(run.status) == int(Status.NON_FINITE):
+        raise ValueError(
+            "A product with the matrix is not finite. Received NaN or infinity. Look "
+            "for them in the data and in the weights of the model."
+        )
+    return int(run.count)
+
+
+def _project_out(v, rows):
+    """`v` without its part in the span of orthonormal rows."""
+    for _ in range(2):
+        v = v - ops.squeeze(ops.expand_dims(rows @ v, 0) @ rows, 0)
+    return v
+
+
+def _within_complement(matvec, rows):
+    """The matrix, projected on what is orthogonal to some of its eigenvectors."""
+    if rows.shape[0] == 0:
+        return matvec
+    return lambda v: _project_out(matvec(v), rows)
 
 
 def lanczos_density(
@@ -154,18 +198,27 @@ def lanczos_density(
         steps: Lanczos steps from each.
         points: Number of grid points.
         width: Standard deviation of the Gaussian, or None.
+
+    Raises:
+        ValueError: The peaks are too narrow for the grid, or a product is not finite.
     """
     nodes, weights = [], []
     for start in starts:
-        pairs = ritz_pairs(lanczos(matvec, start, min(steps, start.shape[0])))
-        count = int(pairs.count)
+        run = lanczos(matvec, start, min(steps, start.shape[0]))
+        count, pairs = _finite_count(run), ritz_pairs(run)
         nodes.append(ops.convert_to_numpy(pairs.values)[:count].astype(float))
         w = ops.convert_to_numpy(pairs.weights)[:count].astype(float)
         weights.append(w / w.sum() / len(starts))
     nodes, weights = np.concatenate(nodes), np.concatenate(weights)
     reach = max(nodes.max() - nodes.min(), 1e-6 * np.abs(nodes).max(), 1e-30)
     if width is None:
-        width = reach / 100
+        width = reach / min(100, points)
+    if width < reach / points / 2:
+        raise ValueError(
+            f"Peaks of width {width:.2g} fall between {points} points on a spectrum "
+            f"that is {reach:.2g} wide. Received width={width}, points={points}. Ask "
+            f"for {math.ceil(reach / width)} points, or wider peaks."
+        )
     grid = np.linspace(nodes.min() - 6 * width, nodes.max() + 6 * width, points)
     bells = np.exp(-0.5 * ((grid[:, None] - nodes) / width) ** 2)
     density = bells @ weights / (width * np.sqrt(2 * np.pi))

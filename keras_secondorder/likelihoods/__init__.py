@@ -7,6 +7,7 @@ from keras_secondorder.likelihoods.gaussian import Gaussian
 from keras_secondorder.likelihoods.heads import (
     Head,
     by_position,
+    check_likelihood,
     likelihood_of,
     loss_weights_of,
     position_weights,
@@ -33,6 +34,7 @@ __all__ = [
     "OutputHessian",
     "Poisson",
     "by_position",
+    "check_likelihood",
     "curvature_cotangents",
     "example_weights",
     "fisher_gram",

@@ -26,6 +26,7 @@ class Head(NamedTuple):
         target: Index of its target among the flattened targets.
         sample_weight: The sample weights that apply to it, or None.
         y: Its targets.
+        labelled: Whether these are targets, and not zeros in their place.
     """
 
     output: int
@@ -34,6 +35,7 @@ class Head(NamedTuple):
     target: int
     sample_weight: Any
     y: Any
+    labelled: bool = True
 
 
 # What `compile` wraps a plain function in; it has no public name.
@@ -129,14 +131,38 @@ def likelihood_of(loss: keras.losses.Loss, y, z, convex: bool = True) -> Likelih
     Raises:
         ValueError: The loss couples more outputs than its Hessian is formed for.
     """
-    # A subclass that overrides `call` is another loss, whatever it inherits from.
-    inherited = type(loss).call is keras.losses.MeanSquaredError.call
-    known = _BY_FUNCTION.get(getattr(loss, "fn", None)) if inherited else None
+    known = _distribution_of(loss)
     if known is not None and getattr(loss, "axis", -1) in (-1, len(z.shape) - 1):
         return known(loss)
     if convex:
         _check_convex_once(loss, len(y.shape), z.shape[-1])
     return OutputHessian(loss, y, ops.shape(z))
+
+
+def _distribution_of(loss):
+    # A subclass that overrides `call` is another loss, whatever it inherits from.
+    inherited = type(loss).call is keras.losses.MeanSquaredError.call
+    return _BY_FUNCTION.get(getattr(loss, "fn", None)) if inherited else None
+
+
+def check_likelihood(loss: keras.losses.Loss) -> None:
+    """Refuse a loss whose curvature cannot be had without targets.
+
+    Args:
+        loss: A Keras loss.
+
+    Raises:
+        ValueError: It is not known as the negative logarithm of a distribution.
+    """
+    if _distribution_of(loss) is None:
+        name = getattr(getattr(loss, "fn", None), "__name__", loss.name)
+        raise ValueError(
+            "Without targets there is a Fisher matrix of squared errors, binary and "
+            f"categorical cross-entropies and the Poisson loss. Received '{name}', "
+            "which is not known as a negative log-likelihood. Use "
+            "`curvature.gauss_newton(model, x, y)`, or give NaturalGradient labelled "
+            "`metric_data`."
+        )
 
 
 def read_heads(model, y, y_pred, sample_weight, loss_weights=None) -> list[Head]:
@@ -207,6 +233,7 @@ def read_heads(model, y, y_pred, sample_weight, loss_weights=None) -> list[Head]
             i,
             weights[i],
             targets[i],
+            y is not None,
         )
         for i, loss in enumerate(losses)
         if loss is not None

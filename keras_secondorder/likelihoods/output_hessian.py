@@ -23,8 +23,9 @@ class OutputHessian(Likelihood):
     """A loss without a distribution: `H(z)` by autodiff in place of the Fisher matrix.
 
     Up to 64 outputs the blocks are formed, and their negative eigenvalues are set to
-    zero; a convex loss has them by rounding only. Above that the loss must act on each
-    output separately, so that the blocks are diagonal.
+    zero; a convex loss has them by rounding only. Of a position with more outputs, such
+    as the whole batch where the loss returns one number, the blocks are those of its
+    last axis; where that is longer, the loss must act on each output separately.
 
     Args:
         loss: A Keras loss; its `call(y_true, y_pred)` gives one value a position.
@@ -37,6 +38,14 @@ class OutputHessian(Likelihood):
         self._loss = loss
         self._y = y
         self._shape = shape
+
+    def _split(self, t):
+        """Positions with many outputs as several, with the last axis of the loss."""
+        width = t.shape[-1]
+        last = width if self._shape is None else int(self._shape[-1])
+        if width <= MAX_DENSE_OUTPUTS or last == width:
+            return t
+        return ops.reshape(t, (*ops.shape(t)[:-1], width // last, last))
 
     def _product(self, z, v):
         shape = ops.shape(z) if self._shape is None else self._shape
@@ -57,23 +66,32 @@ class OutputHessian(Likelihood):
             for k in range(width)
         ]
         block = ops.stack(columns, axis=-1)  # (positions, D, D)
-        values, vectors = ops.linalg.eigh((block + ops.swapaxes(block, -1, -2)) / 2)
-        return vectors, ops.sqrt(ops.maximum(values, 0.0))
+        block = (block + ops.swapaxes(block, -1, -2)) / 2
+        # Not every backend takes a block with NaN apart; the roots carry it on.
+        finite = ops.all(ops.isfinite(block), axis=(-1, -2), keepdims=True)
+        block = ops.where(finite, block, ops.zeros_like(block))
+        values, vectors = ops.linalg.eigh(block)
+        roots = ops.sqrt(ops.maximum(values, 0.0))
+        return vectors, ops.where(finite[..., 0], roots, float("nan"))
 
     def hessian_product(self, z, v):
         """`H(z) v`, with `H` projected on the positive semi-definite matrices."""
-        vectors, roots = self._root(z)
+        shape, v = ops.shape(v), self._split(v)
+        vectors, roots = self._root(self._split(z))
         if roots is None:
-            return vectors**2 * v
+            return ops.reshape(vectors**2 * v, shape)
         along = ops.sum(vectors * v[..., :, None], axis=-2)  # (positions, D)
-        return ops.sum(vectors * (roots**2 * along)[..., None, :], axis=-1)
+        product = ops.sum(vectors * (roots**2 * along)[..., None, :], axis=-1)
+        return ops.reshape(product, shape)
 
     def sqrt_product(self, z, u):
         """`V diag(sqrt(eigenvalues)) u`."""
-        vectors, roots = self._root(z)
+        shape, u = ops.shape(u), self._split(u)
+        vectors, roots = self._root(self._split(z))
         if roots is None:
-            return vectors * u
-        return ops.sum(vectors * (roots * u)[..., None, :], axis=-1)
+            return ops.reshape(vectors * u, shape)
+        root = ops.sum(vectors * (roots * u)[..., None, :], axis=-1)
+        return ops.reshape(root, shape)
 
     def sampled_sqrt(self, z, seed):
         """The square root times a standard normal vector."""

@@ -164,10 +164,15 @@ def _rows_dot(Q, w):
 
 
 def _damped_inverse(T, used):
-    """`(T + eps I)^-1` on the rows in use, zero on the others."""
+    """`(|T| + eps I)^-1` on the rows in use, zero on the others.
+
+    Without any curvature it is the identity. A `T` that is not finite, of a step that
+    is going to be skipped, counts as zero: not every backend takes it apart.
+    """
+    T = ops.where(ops.all(ops.isfinite(T)), T, ops.zeros_like(T))
     values, vectors_ = ops.linalg.eigh(T)
     top = ops.max(ops.absolute(values))
-    values = ops.absolute(values) + FLOOR * top + 1e-30
+    values = ops.where(top > 1e-30, ops.absolute(values) + FLOOR * top, 1.0)
     inverse = (vectors_ / ops.expand_dims(values, 0)) @ ops.transpose(vectors_)
     mask = ops.cast(used, T.dtype)
     return inverse * ops.expand_dims(mask, 0) * ops.expand_dims(mask, 1)

@@ -142,8 +142,9 @@ class NaturalGradient(TruncatedNewton):
         step = solution.x
         logs = {
             "solver_iterations": solution.iterations,
-            "solver_residual": solution.residual_norm
-            / ops.sqrt(ops.sum(gradient * gradient)),
+            "solver_residual": ops.divide_no_nan(
+                solution.residual_norm, ops.sqrt(ops.sum(gradient * gradient))
+            ),
             "solver_status": solution.status,
         }
         slope, curvature = ops.sum(gradient * step), ops.sum(step * product(step))

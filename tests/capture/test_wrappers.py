@@ -65,6 +65,9 @@ def test_dropout_inside_the_recurrence():
 
 REFUSED = {
     "reset_after=False": lambda: keras.layers.GRU(2, reset_after=False),
+    "unrolled backwards": lambda: keras.layers.SimpleRNN(
+        2, unroll=True, go_backwards=True, zero_output_for_mask=True
+    ),
     "implementation=1": lambda: keras.layers.LSTM(2, recurrent_dropout=0.1),
     "runs the cell StackedRNNCells": lambda: keras.layers.RNN(
         [keras.layers.GRUCell(2), keras.layers.GRUCell(2)]

@@ -196,6 +196,21 @@ def test_eigenvalues_of_a_larger_matrix():
         B.eigenvalues(k=6, max_products=20, rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    "values", [np.ones(5), np.zeros(4), [4, 4, 1], [5, -5, -5, 2, 0, 0, 0, 0]]
+)
+def test_eigenvalues_that_occur_more_than_once(values):
+    """One Lanczos start sees one vector of each eigenspace."""
+    values = np.array(values, float)
+    matrix = symmetric(values)[0]
+    found = DenseOperator(matrix).eigenpairs(k=3)
+    right = np.sort(np.abs(values))[::-1][:3]
+    close(np.abs(ops.convert_to_numpy(found.values)), right)
+    U = ops.convert_to_numpy(found.vectors)
+    close(U @ U.T, np.eye(3))
+    close(U @ matrix, ops.convert_to_numpy(found.values)[:, None] * U)
+
+
 def test_spectral_density():
     density = A.spectral_density(samples=200, width=0.2)
     assert np.all(density.density >= 0)
@@ -245,6 +260,8 @@ def test_as_scipy():
 
 # --- what is refused ---------------------------------------------------------------
 
+BAD = DenseOperator(np.full((2, 2), np.nan))
+
 
 @pytest.mark.parametrize(
     ("wrong", "error", "message"),
@@ -258,6 +275,12 @@ def test_as_scipy():
         (lambda: A * A, TypeError, "by a number. Received another operator"),
         (lambda: DenseOperator(np.ones((2, 3))), ValueError, r"square.*\(2, 3\)"),
         (lambda: A.trace(3, method="xtrace"), ValueError, "method='xtrace'"),
+        (lambda: A.trace(-1), ValueError, "at least 1. Received samples=-1"),
+        (lambda: A.diagonal(0), ValueError, "at least 1. Received samples=0"),
+        (lambda: A.spectral_density(steps=0), ValueError, "at least 1.*steps=0"),
+        (lambda: A.spectral_density(width=1e-6), ValueError, "between 512 points"),
+        (lambda: BAD.eigenvalues(1), ValueError, "not finite. Received NaN"),
+        (lambda: BAD.spectral_density(), ValueError, "not finite. Received NaN"),
         (lambda: A.eigenvalues(0), ValueError, "between 1 and 10.*k=0"),
         (lambda: A.eigenvalues(11), ValueError, "between 1 and 10.*k=11"),
         (lambda: A.solve(V[:, 0], method="lu"), ValueError, "minres_qlp.*method='lu'"),

@@ -1,0 +1,96 @@
+"""Losses that return one number for a batch, or one for many outputs."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers, ops
+
+import keras_secondorder as kso
+
+N, D = 40, 3  # more outputs in the batch than a dense block has
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(N, 2)).astype("float32")
+Y = np.eye(D, dtype="float32")[RNG.integers(0, D, N)]
+STEPS = RNG.normal(size=(4, 10, 2)).astype("float32")
+CLASSES = np.eye(D, dtype="float32")[RNG.integers(0, D, (4, 10))]
+EACH = keras.losses.CategoricalCrossentropy(from_logits=True)
+
+
+def of_positions(y, z):
+    return ops.categorical_crossentropy(y, z, from_logits=True)
+
+
+def of_batch(y, z):
+    return ops.mean(of_positions(y, z))
+
+
+def of_examples(y, z):
+    return ops.mean(of_positions(y, z), axis=-1)
+
+
+def dense(matrix, x, y, loss, *flags):
+    model = keras.Sequential([keras.Input(x.shape[1:]), layers.Dense(D)])
+    model.set_weights([w + 0.1 * np.arange(w.size).reshape(w.shape) for w in WEIGHTS])
+    model.compile(loss=loss)
+    operator = matrix(model, x, y, *flags)
+    return [ops.convert_to_numpy(operator.to_dense()), operator]
+
+
+WEIGHTS = [np.zeros((2, D)), np.zeros(D)]
+
+
+@pytest.mark.parametrize("rows", [8, N])  # one block of all outputs; one for each row
+def test_one_number_has_the_curvature_of_its_rows_r10(rows):
+    x, y = X[:rows], Y[:rows]
+    right, _ = dense(kso.curvature.gauss_newton, x, y, EACH)
+    ours, operator = dense(kso.curvature.gauss_newton, x, y, of_batch)
+    np.testing.assert_allclose(ours, right, atol=1e-5)
+    np.testing.assert_allclose(
+        ops.convert_to_numpy(operator.diagonal(samples=4000)),
+        np.diag(right),
+        atol=0.1 * right.max(),
+    )
+
+
+def test_one_number_for_many_steps_has_their_curvature_r17():
+    right, _ = dense(kso.curvature.gauss_newton, STEPS, CLASSES, EACH)
+    ours, _ = dense(kso.curvature.gauss_newton, STEPS, CLASSES, of_examples)
+    np.testing.assert_allclose(ours, right, atol=1e-5)
+
+
+@pytest.mark.parametrize("centered", [False, True])
+def test_one_number_has_the_gradients_of_its_examples_r10(centered):
+    right, _ = dense(kso.curvature.empirical_fisher, X, Y, EACH, None, centered)
+    ours, _ = dense(kso.curvature.empirical_fisher, X, Y, of_batch, None, centered)
+    np.testing.assert_allclose(ours, right, atol=1e-5)
+
+
+@pytest.mark.parametrize("loss", [of_positions, "mae", "huber", "kl_divergence"])
+def test_no_fisher_matrix_without_a_likelihood_or_targets(loss):
+    """The Hessian at targets of zero would be another matrix, or zero."""
+    model = keras.Sequential([keras.Input((2,)), layers.Dense(D)])
+    optimizer = kso.NaturalGradient(metric_data=X)
+    model.compile(optimizer, loss)
+    with pytest.raises(ValueError, match="not known as a negative log-likelihood"):
+        kso.curvature.fisher(model, X)
+    with pytest.raises(Exception, match="not known as a negative log-likelihood"):
+        model.fit(X, Y, verbose=0)
+
+
+def test_weights_of_zero_have_no_covariance():
+    zeros = np.zeros(N, "float32")
+    ours, _ = dense(kso.curvature.empirical_fisher, X, Y, EACH, zeros, True)
+    np.testing.assert_array_equal(ours, 0.0)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [kso.HessianFree, kso.NaturalGradient, kso.KrylovSubspaceDescent, kso.KFAC],
+)
+@pytest.mark.filterwarnings("ignore:The loss '.*' is not convex")
+def test_a_batch_with_nan_is_skipped_with_a_loss_without_distribution_r4(optimizer):
+    model = keras.Sequential([keras.Input((2,)), layers.Dense(D)])
+    model.compile(optimizer(), "huber")
+    logs = [model.train_on_batch(x, Y, return_dict=True) for x in (X * np.nan, X, X)]
+    assert int(logs[-1]["skipped_steps"]) == 1
+    assert np.isfinite(logs[-1]["loss"])
