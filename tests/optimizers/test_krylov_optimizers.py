@@ -1,0 +1,121 @@
+"""What every optimizer that solves by products must survive in `fit`."""
+
+import keras
+import numpy as np
+import problems
+import pytest
+from keras import ops
+
+import keras_secondorder as kso
+
+DATA = problems.classification(96)
+LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+OPTIMIZERS = {
+    "hessian-free": lambda **o: kso.HessianFree(cg_iterations=10, **o),
+    "short runs": lambda **o: kso.HessianFree.short_runs(5, **o),
+    "kronecker": lambda **o: kso.HessianFree(
+        preconditioner="kronecker", cg_iterations=5, **o
+    ),
+    "natural gradient": lambda **o: kso.NaturalGradient(solver_iterations=5, **o),
+    "krylov subspace": lambda **o: kso.KrylovSubspaceDescent(
+        basis_size=4, bfgs_iterations=4, **o
+    ),
+}
+
+
+@pytest.fixture(params=list(OPTIMIZERS))
+def make(request):
+    return OPTIMIZERS[request.param]
+
+
+def normalized(seed=1):
+    """With batch normalisation; Keras does not save the state of dropout."""
+    return problems.sequential(
+        [
+            problems.dense(5),
+            keras.layers.BatchNormalization(momentum=0.5),
+            keras.layers.Activation("tanh"),
+            problems.dense(problems.CLASSES),
+        ],
+        seed=seed,
+    )
+
+
+def values(model):
+    return [ops.convert_to_numpy(v) for v in model.variables]
+
+
+def test_config_round_trip(make):
+    optimizer = make(learning_rate=0.5)
+    again = type(optimizer).from_config(optimizer.get_config())
+    assert again.get_config() == optimizer.get_config()
+
+
+def test_loss_falls_a_nan_batch_is_skipped_and_training_resumes(make, tmp_path):
+    """R4, R13 and R20 in one model: its step is compiled once."""
+    model = normalized()
+    model.compile(optimizer=make(), loss=LOSS)
+    x, y = DATA.x, DATA.classes
+    first = model.train_on_batch(x, y, return_dict=True)["loss"]
+    bad = x.copy()
+    bad[3, 0] = np.nan
+    before = values(model)
+    logs = model.train_on_batch(bad, y, return_dict=True)
+    assert logs["skipped_steps"] == 1
+    for old, new in zip(before, values(model), strict=True):
+        np.testing.assert_array_equal(old, new)
+    model.reset_metrics()
+    model.save(tmp_path / "model.keras")
+    for _ in range(2):
+        logs = model.train_on_batch(x, y, return_dict=True)
+    assert logs["loss"] < first
+    assert logs["skipped_steps"] == 1
+    resumed = keras.models.load_model(tmp_path / "model.keras")
+    for _ in range(2):
+        resumed.train_on_batch(x, y)
+    for old, new in zip(values(model), values(resumed), strict=True):
+        np.testing.assert_array_equal(old, new)
+
+
+def test_r13_moving_statistics_move_once_a_step(make):
+    model = normalized()
+    model.compile(optimizer=make(), loss=LOSS)
+    kernel, bias = (ops.convert_to_numpy(v) for v in model.layers[0].weights)
+    mean = (DATA.x @ kernel + bias).mean(0)
+    model.train_on_batch(DATA.x, DATA.classes)
+    # Momentum 1/2 from zero; a second forward pass would give 3/4 of the mean.
+    moved = ops.convert_to_numpy(model.layers[1].moving_mean)
+    np.testing.assert_allclose(moved, mean / 2, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["hessian-free", "natural gradient"])
+def test_recurrent_two_outputs_and_structural_damping(name):
+    """R15: two losses with weights, one output without; a recurrent layer."""
+    inputs = keras.Input((4, 3))
+    h = keras.layers.LSTM(3, name="memory")(inputs)
+    kinds = {"a": None, "b": "sigmoid", "c": None}
+    heads = [problems.dense(1, kind, name=n)(h) for n, kind in kinds.items()]
+    model = keras.Model(inputs, dict(zip("abc", heads, strict=True)))
+    options = {"structural_damping": 0.1} if name == "hessian-free" else {}
+    model.compile(
+        optimizer=OPTIMIZERS[name](**options),
+        loss={"a": "mse", "b": "binary_crossentropy"},
+        loss_weights={"a": 2.0, "b": 0.5},
+    )
+    random = np.random.default_rng(0)
+    x = random.normal(size=(70, 4, 3)).astype("float32")
+    y = {"a": x[:, 0, :1], "b": (x[:, 1, :1] > 0).astype("float32")}
+    history = model.fit(x, y, batch_size=70, epochs=5, verbose=0).history
+    assert history["loss"][-1] < history["loss"][0]
+
+
+def test_messages():
+    with pytest.raises(ValueError, match="`curvature` must be one of"):
+        kso.HessianFree(curvature="newton")
+    with pytest.raises(ValueError, match="Structural damping adds to a Gauss-Newton"):
+        kso.HessianFree(curvature="hessian", structural_damping=1.0)
+    with pytest.raises(ValueError, match="the covariance|The covariance"):
+        kso.NaturalGradient(metric="covariance", metric_data=DATA.x)
+    with pytest.raises(ValueError, match="has none"):
+        model = normalized()
+        model.compile(optimizer=kso.HessianFree(structural_damping=1.0), loss=LOSS)
