@@ -85,13 +85,37 @@ def linearize_gradient(f, primals):
         outer.watch(primals)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(primals)
-            value = f(primals)
+            with _differentiable_moments():
+                value = f(primals)
         gradient = _gradients(tape, [value], primals, [tf.ones_like(value)])
 
     def product(tangents):
         return _gradients(outer, gradient, primals, tangents)
 
     return gradient, product
+
+
+@contextlib.contextmanager
+def _differentiable_moments():
+    """A `tf.nn.moments` that can be differentiated twice, for Keras to call.
+
+    TensorFlow's stops the gradient at the mean inside the variance, which leaves the
+    first derivative as it is, and makes the second one wrong.
+    """
+    original = tf.nn.moments
+
+    def moments(x, axes, shift=None, keepdims=False, name=None):
+        y = tf.cast(x, tf.float32) if x.dtype == tf.float16 else x
+        mean = tf.reduce_mean(y, axes, keepdims=True)
+        variance = tf.reduce_mean((y - mean) ** 2, axes, keepdims)
+        mean = tf.reshape(mean, tf.shape(variance))
+        return tf.cast(mean, x.dtype), tf.cast(variance, x.dtype)
+
+    tf.nn.moments = moments
+    try:
+        yield
+    finally:
+        tf.nn.moments = original
 
 
 def compiled(function):
