@@ -143,6 +143,11 @@ def normalized():
     return model
 
 
+def layer_normalized():
+    middle = [L.Dense(3, "tanh"), L.LayerNormalization(), L.Dense(2)]
+    return problems.sequential(middle)
+
+
 def dropped():
     layers = [L.Dense(4, "tanh"), L.Dropout(0.5, seed=3), L.Dense(2)]
     return problems.sequential(layers)
@@ -180,6 +185,9 @@ OTHERS = {
     ),
     "normalized": (normalized, "mse", "mse", FOUR.x, REAL, REAL, QUARTERS, False),
     "normalizing": (normalized, "mse", "mse", FOUR.x, REAL, REAL, QUARTERS, True),
+    "layer normalized": (
+        layer_normalized, "mse", "mse", FOUR.x, REAL, REAL, QUARTERS, False,
+    ),
     "dropout": (dropped, "mse", "mse", FOUR.x, REAL, REAL, QUARTERS, True),
     "tokens": (
         tokens, LOGITS, "ce_logits", NUMBERS, TOKENS, np.eye(3)[TOKENS.ravel()],
