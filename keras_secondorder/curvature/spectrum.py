@@ -170,7 +170,8 @@ def _finite_count(run) -> int:
 def _project_out(v, rows):
     """`v` without its part in the span of orthonormal rows."""
     for _ in range(2):
-        v = v - ops.squeeze(ops.expand_dims(rows @ v, 0) @ rows, 0)
+        overlap = rows @ ops.expand_dims(v, 1)  # TensorFlow multiplies matrices only
+        v = v - ops.squeeze(ops.transpose(overlap) @ rows, 0)
     return v
 
 
