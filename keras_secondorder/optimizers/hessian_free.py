@@ -280,6 +280,7 @@ class HessianFree(TruncatedNewton):
             counter=k,
         )
         inverses = self._factors.damped_inverses(ops.sqrt(damping))
+        self._factors.keep_inverses(inverses)
 
         def precondition(r):
             U = self._factors.precondition(

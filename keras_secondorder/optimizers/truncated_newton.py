@@ -134,7 +134,10 @@ class TruncatedNewton(FlatOptimizer):
         direction = -t * trial.step
         finite = finite & ops.all(ops.isfinite(direction))
         if self._adapted:
-            damping_next = self._damping_rule.update(damping, rho)
+            due = ops.equal((k + 1) % self._damping_rule.every, 0)
+            damping_next = ops.where(
+                due, self._damping_rule.update(damping, rho), damping
+            )
             vectors.assign(
                 [self.rho, self.damping_value], [rho, damping_next], where=finite
             )

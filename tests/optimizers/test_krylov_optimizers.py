@@ -119,3 +119,19 @@ def test_messages():
     with pytest.raises(ValueError, match="has none"):
         model = normalized()
         model.compile(optimizer=kso.HessianFree(structural_damping=1.0), loss=LOSS)
+
+
+def test_damping_moves_every_so_often_and_inverses_are_kept():
+    rule = kso.LevenbergMarquardt(1.0, every=2, decay=2 / 3, gamma_every=None)
+    optimizer = kso.HessianFree(
+        damping=rule, preconditioner="kronecker", cg_iterations=3
+    )
+    model = problems.classifier()
+    model.compile(optimizer=optimizer, loss=LOSS)
+    seen = [
+        model.train_on_batch(DATA.x, DATA.classes, return_dict=True)["damping"]
+        for _ in range(3)
+    ]
+    assert seen[0] == seen[1] != seen[2]
+    inverses = [v for v in optimizer.variables if "inverse" in v.path]
+    assert any(np.any(ops.convert_to_numpy(v)) for v in inverses)
