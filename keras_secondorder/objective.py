@@ -97,14 +97,8 @@ class Objective:
             return self
         rows, _ = self._rows(fraction)
         rows = (rows + shift) % self.examples
-
-        def take(tensor):
-            return None if tensor is None else ops.take(tensor, rows, axis=0)
-
-        x, y, sample_weight = keras.tree.map_structure(
-            take, (self._x, self._y, self._sample_weight)
-        )
-        return self.on(x, y, sample_weight)
+        data = (self._x, self._y, self._sample_weight)
+        return self.on(*vectors.take_rows(data, rows))
 
     def on(self, x, y, sample_weight) -> "Objective":
         """The objective of other data at the same point; `y` may be None.
@@ -248,7 +242,7 @@ class Objective:
             if not head.labelled:
                 check_likelihood(head.loss)
             if rows is not None:
-                y = keras.tree.map_structure(lambda t: ops.take(t, rows, axis=0), y)
+                y = vectors.take_rows(y, rows)
             likelihood = likelihood_of(head.loss, y, outputs[head.output], convex)
             curves.append(Curve(head.output, likelihood, w))
         return curves
@@ -280,12 +274,10 @@ class Objective:
             return self._x, None, weights
         rows, count = self._rows(fraction)
         scale = self._share_of(count)
-
-        def take(tensor):
-            return None if tensor is None else ops.take(tensor, rows, axis=0)
-
-        x = keras.tree.map_structure(take, self._x)
-        return x, rows, [take(w) * scale if len(w.shape) else w for w in weights]
+        weights = [
+            vectors.take_rows(w, rows) * scale if len(w.shape) else w for w in weights
+        ]
+        return vectors.take_rows(self._x, rows), rows, weights
 
     def _rows(self, fraction):
         """Indices of a share of the examples, and their number."""

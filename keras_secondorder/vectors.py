@@ -53,6 +53,18 @@ def is_finite(v: list):
     return finite
 
 
+def take_rows(tree, rows):
+    """Some examples of a nest of tensors; a None stays one.
+
+    Args:
+        tree: Nest of tensors with the examples as their first axis.
+        rows: Indices of examples.
+    """
+    return keras.tree.map_structure(
+        lambda t: None if t is None else ops.take(t, rows, axis=0), tree
+    )
+
+
 def precision_of(tensors: list) -> str:
     """The dtype to compute in: "float64" where a tensor has it, else "float32"."""
     dtypes = {keras.backend.standardize_dtype(t.dtype) for t in tensors}

@@ -4,6 +4,7 @@ import importlib
 
 import keras
 
+from keras_secondorder.autodiff import eager
 from keras_secondorder.autodiff.contract import Linearization
 
 _backend = importlib.import_module(f"{__name__}.{keras.backend.backend()}")
@@ -11,12 +12,14 @@ _backend = importlib.import_module(f"{__name__}.{keras.backend.backend()}")
 vjp = _backend.vjp
 linearize = _backend.linearize
 linearize_gradient = _backend.linearize_gradient
-compiled = _backend.compiled
-portable = _backend.portable
-stepwise = _backend.stepwise
 eagerly = _backend.eagerly
 no_grad = _backend.no_grad
 spd_inverses = _backend.spd_inverses
+
+_leaving = _backend if hasattr(_backend, "portable") else eager
+compiled = _leaving.compiled
+portable = _leaving.portable
+stepwise = _leaving.stepwise
 
 
 def hessian_product(f, primals, tangents):

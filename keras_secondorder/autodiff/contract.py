@@ -1,7 +1,8 @@
 """What the package asks of a backend: derivatives, and a few kernels.
 
 Three modules answer it, `jax.py`, `tensorflow.py` and `torch.py`; nothing else in the
-package knows which one is in use. All of them pass `tests/test_autodiff.py`.
+package knows which one is in use. All of them pass `tests/test_autodiff.py`. What the
+last two answer alike, about leaving compiled functions, is in `eager.py`.
 
 Functions to be differentiated take their parameters as a list of tensors:
 

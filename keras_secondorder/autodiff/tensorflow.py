@@ -116,21 +116,6 @@ def _exact_moments():
         tf.nn.moments = original
 
 
-def compiled(function):
-    """The function itself: a tape cannot leave a TensorFlow function."""
-    return function
-
-
-def portable(product, vector):
-    """The product itself: it never leaves a compiled function."""
-    return product
-
-
-def stepwise():
-    """Nothing to switch off: outside of a compiled function loops run in Python."""
-    return contextlib.nullcontext()
-
-
 def eagerly(function):
     """The value of `function()`, computed at once, also while tracing.
 

@@ -1,7 +1,5 @@
 """The autodiff contract on PyTorch."""
 
-import contextlib
-
 import torch
 import torch.nn.attention
 
@@ -113,21 +111,6 @@ def linearize_gradient(f, primals):
         return _gradients(gradient, primals, tangents)
 
     return [g.detach() for g in gradient], product
-
-
-def compiled(function):
-    """The function itself: PyTorch computes at once."""
-    return function
-
-
-def portable(product, vector):
-    """The product itself: it never leaves a compiled function."""
-    return product
-
-
-def stepwise():
-    """Nothing to switch off: outside of a compiled function loops run in Python."""
-    return contextlib.nullcontext()
 
 
 def eagerly(function):

@@ -4,6 +4,7 @@ import contextlib
 
 import keras
 
+from keras_secondorder.capture.coverage import sublayers
 from keras_secondorder.capture.wrapper import replaced
 
 
@@ -38,7 +39,7 @@ def recurrent_layers(model) -> list:
         if isinstance(layer, keras.layers.RNN):
             found.append(layer)
             return
-        for child in keras.Model.layers.fget(layer):
+        for child in sublayers(layer):
             visit(child)
 
     visit(model)

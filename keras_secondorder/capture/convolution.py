@@ -77,7 +77,11 @@ class ConvolutionWrapper(KernelAndBias, LayerWrapper):
 
     def gradient_rows(self, gradient):
         """The filters of every output position."""
-        g = rows(channels_last(gradient, self.layer.data_format), self._filters)
+        g = channels_last(gradient, self.layer.data_format)
+        return self._grouped_filters(rows(g, self._filters))
+
+    def _grouped_filters(self, g):
+        """`(N, T, filters)` as rows."""
         if self.stack == 1:
             return g
         n, t = ops.shape(g)[:2]

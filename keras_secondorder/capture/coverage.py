@@ -163,7 +163,7 @@ def _find_wrappers(model):
                 against = f"runs inside the loop of '{layer.name}'"
             elif isinstance(layer, keras.layers.SpectralNormalization):
                 against = f"'{layer.name}' rewrites its kernel while training"
-            for child in _sublayers(layer):
+            for child in sublayers(layer):
                 visit(child, against)
         for v in layer.trainable_variables:
             reasons.setdefault(id(v), (layer.name, reason))
@@ -194,7 +194,8 @@ def _wrap(layer, against: str | None):
     return for_all_steps(wrapper, layer) if steps else wrapper, wrapper.left_out
 
 
-def _sublayers(layer) -> list:
+def sublayers(layer) -> list:
+    """The layers directly inside a layer or model."""
     if isinstance(layer, keras.Model):
         return layer.layers
     # `Model.layers` reads what every Keras layer keeps of the layers inside it.
@@ -206,7 +207,7 @@ def is_built(layer) -> bool:
 
     `Model.build` marks a subclassed model as built, whatever its layers are.
     """
-    return layer.built and all(is_built(child) for child in _sublayers(layer))
+    return layer.built and all(is_built(child) for child in sublayers(layer))
 
 
 class Coverage(list):

@@ -8,6 +8,8 @@ from keras_secondorder.capture.wrapper import (
     LayerWrapper,
     register_layer_wrapper,
     rows,
+    stacked,
+    unstacked,
     with_ones,
 )
 
@@ -49,14 +51,11 @@ class DenseWrapper(KernelAndBias, LayerWrapper):
 
     def to_matrix(self, values):
         """Stack the bias under the kernel."""
-        kernel = ops.cast(values[0], "float32")
-        if not self.has_bias:
-            return kernel
-        return ops.concatenate([kernel, ops.cast(values[1], "float32")[None]], axis=0)
+        return stacked(values)
 
     def from_matrix(self, matrix):
         """Cut the last row off as the bias."""
-        return [matrix[:-1], matrix[-1]] if self.has_bias else [matrix]
+        return unstacked(matrix, self.has_bias)
 
 
 class LoraDenseWrapper(DenseWrapper):

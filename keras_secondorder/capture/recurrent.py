@@ -10,6 +10,8 @@ from keras_secondorder.capture.wrapper import (
     register_layer_wrapper,
     replaced,
     rows,
+    stacked,
+    unstacked,
     with_ones,
 )
 
@@ -203,13 +205,10 @@ class _Map(LayerWrapper):
         return rows(gradient[..., start : start + self.d_out], self.d_out)
 
     def to_matrix(self, values):
-        kernel = ops.cast(values[0], "float32")
-        if not self._has_bias:
-            return kernel
-        return ops.concatenate([kernel, ops.cast(values[1], "float32")[None]], axis=0)
+        return stacked(values)
 
     def from_matrix(self, matrix):
-        return [matrix[:-1], matrix[-1]] if self._has_bias else [matrix]
+        return unstacked(matrix, self._has_bias)
 
 
 class _InputMap(_Map):

@@ -70,11 +70,7 @@ class _Depthwise(ConvolutionWrapper):
         pointwise = ops.reshape(pointwise, (self._filters, self.layer.filters))
         g = channels_last(ops.cast(gradient, "float32"), self.layer.data_format)
         g = ops.matmul(rows(g, self.layer.filters), ops.transpose(pointwise))
-        n, t = ops.shape(g)[:2]
-        if self.stack == 1:
-            return g
-        g = ops.reshape(g, (n, t, self.stack, self.d_out))
-        return ops.transpose(g, (2, 0, 1, 3))
+        return self._grouped_filters(g)
 
 
 class _Pointwise(ConvolutionWrapper):

@@ -205,6 +205,19 @@ def rows(tensor, width: int):
     return ops.reshape(ops.cast(tensor, "float32"), (shape[0], positions, width))
 
 
+def stacked(values: list):
+    """`W` of shape `(d_in, d_out)` from `[kernel]` or `[kernel, bias]`."""
+    kernel = ops.cast(values[0], "float32")
+    if len(values) == 1:
+        return kernel
+    return ops.concatenate([kernel, ops.cast(values[1], "float32")[None]], axis=0)
+
+
+def unstacked(matrix, has_bias: bool) -> list:
+    """The inverse of `stacked`: cut the last row off as the bias."""
+    return [matrix[:-1], matrix[-1]] if has_bias else [matrix]
+
+
 def with_ones(rows_):
     """Append the homogeneous coordinate that carries the bias."""
     return ops.concatenate([rows_, ops.ones_like(rows_[..., :1])], axis=-1)

@@ -44,7 +44,7 @@ class Batches:
 
     def __iter__(self):
         empty = True
-        for batch in _items(self._source):
+        for batch in items_of(self._source):
             empty = False
             x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(
                 tuple(batch) if isinstance(batch, list | tuple) else batch
@@ -60,7 +60,8 @@ class Batches:
             raise ValueError("The data has no batches. Pass at least one.")
 
 
-def _items(source) -> Iterable:
+def items_of(source) -> Iterable:
+    """The batches of a data set, of whatever kind."""
     if isinstance(source, keras.utils.PyDataset):
         return (source[i] for i in range(source.num_batches))
     return source

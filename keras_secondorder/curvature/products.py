@@ -169,7 +169,7 @@ def empirical_fisher_products(objective: Objective, centered: bool = False) -> P
         return products
     omega = sum(_example_weights(c.weights, objective.examples) for c in curves)
     share = ops.divide_no_nan(omega, ops.sum(omega))  # no weights: no mean either
-    mean = network.pullback(_times(cotangents, ops.sqrt(share)))
+    mean = network.pullback(times_by_example(cotangents, ops.sqrt(share)))
 
     def product(v):
         along = sum(
@@ -192,14 +192,14 @@ def _outer_products(network, drawn: list, examples) -> Products:
                 for c, t in zip(cotangents, tangents, strict=True)
                 if c is not None
             )
-            pulled = network.pullback(_times(cotangents, along))
+            pulled = network.pullback(times_by_example(cotangents, along))
             total = pulled if total is None else _add(total, pulled)
         return total
 
     def root(u):
         total = None
         for cotangents, signs in zip(drawn, u, strict=True):
-            pulled = network.pullback(_times(cotangents, signs))
+            pulled = network.pullback(times_by_example(cotangents, signs))
             total = pulled if total is None else _add(total, pulled)
         return total
 
@@ -217,7 +217,7 @@ def _by_example(values, examples):
     return ops.sum(ops.reshape(values, (examples, -1)), axis=1)
 
 
-def _times(cotangents, numbers):
+def times_by_example(cotangents, numbers):
     """Every example's cotangents times a number of its own."""
     return [
         None if c is None else c * ops.reshape(numbers, (-1, *[1] * (len(c.shape) - 1)))

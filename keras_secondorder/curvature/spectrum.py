@@ -9,6 +9,7 @@ import numpy as np
 from keras import ops
 
 from keras_secondorder.solvers import Status, lanczos, ritz_pairs
+from keras_secondorder.solvers.result import project_out
 
 
 class Eigenpairs(NamedTuple):
@@ -78,10 +79,8 @@ def hutch_plus_plus(products: Callable, sketch: list, probes: list):
     columns = [Q[:, i] for i in range(Q.shape[1])]
     inside = [ops.sum(q * Aq) for q, Aq in zip(columns, products(columns), strict=True)]
 
-    def project(v):
-        return v - ops.squeeze(Q @ (ops.transpose(Q) @ ops.expand_dims(v, 1)), 1)
-
-    outside = hutchinson(products, [project(v) for v in probes])
+    rows = ops.transpose(Q)
+    outside = hutchinson(products, [project_out(v, rows) for v in probes])
     return sum(inside[1:], inside[0]) + outside
 
 
@@ -135,7 +134,7 @@ def lanczos_eigenpairs(
             more, known = first, len(values)
             held = [values, residuals, found]
             start = ops.convert_to_tensor(random.normal(size=size))
-            start = _project_out(ops.cast(start, found.dtype), found)
+            start = project_out(ops.cast(start, found.dtype), found)
         if settled or len(values) == size:
             break
         steps = min(size - known, more)
@@ -167,19 +166,11 @@ def _finite_count(run) -> int:
     return int(run.count)
 
 
-def _project_out(v, rows):
-    """`v` without its part in the span of orthonormal rows."""
-    for _ in range(2):
-        overlap = rows @ ops.expand_dims(v, 1)  # TensorFlow multiplies matrices only
-        v = v - ops.squeeze(ops.transpose(overlap) @ rows, 0)
-    return v
-
-
 def _within_complement(matvec, rows):
     """The matrix, projected on what is orthogonal to some of its eigenvectors."""
     if rows.shape[0] == 0:
         return matvec
-    return lambda v: _project_out(matvec(v), rows)
+    return lambda v: project_out(matvec(v), rows)
 
 
 def lanczos_density(

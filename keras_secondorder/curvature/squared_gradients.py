@@ -6,6 +6,7 @@ from keras import ops
 from keras_secondorder.autodiff import Linearization
 from keras_secondorder.capture import of_wrapper, plan_blocks
 from keras_secondorder.capture.dense import DenseWrapper
+from keras_secondorder.curvature.products import times_by_example
 from keras_secondorder.likelihoods import CounterSeed, sqrt_cotangents
 from keras_secondorder.objective import Objective
 
@@ -57,11 +58,7 @@ def curvature_diagonal(
 
         cotangents = sqrt_cotangents(curves, outputs, root)
     signs = _signs(ops.zeros((objective.examples,), objective.precision), random)
-    signed = [
-        None if c is None else c * ops.reshape(signs, (-1, *[1] * (len(c.shape) - 1)))
-        for c in cotangents
-    ]
-    gradients, taps = network.pullback_all(signed)
+    gradients, taps = network.pullback_all(times_by_example(cotangents, signs))
     squares = [g * g for g in gradients]
 
     places = {id(v): i for i, v in enumerate(objective.variables)}

@@ -8,8 +8,10 @@ from typing import NamedTuple
 import keras
 from keras import ops
 
+from keras_secondorder import vectors
 from keras_secondorder.likelihoods import loss_weights_of
-from keras_secondorder.solvers.schedules import deserialize, serialize
+from keras_secondorder.solvers.damping import LevenbergMarquardt
+from keras_secondorder.solvers.schedules import at_step, deserialize, serialize
 
 
 class StepResult(NamedTuple):
@@ -110,6 +112,30 @@ class SecondOrderOptimizer(keras.optimizers.Optimizer):
     def from_config(cls, config, custom_objects=None):
         """Rebuild the optimizer from its arguments."""
         return cls(**{name: deserialize(value) for name, value in config.items()})
+
+    def build_damping(self, auto: LevenbergMarquardt) -> None:
+        """Create the variable that holds `lambda` where a rule adapts it.
+
+        Args:
+            auto: What `damping="auto"` stands for.
+        """
+        self._damping_rule = auto if self.damping == "auto" else self.damping
+        self._adapted = isinstance(self._damping_rule, LevenbergMarquardt)
+        initial = self._damping_rule.initial if self._adapted else None
+        self.damping_value = self.add_scalar("damping", float(initial or 0.0))
+
+    def damping_at(self, k, loss):
+        """`lambda` of a step.
+
+        Args:
+            k: Number of steps taken.
+            loss: The objective on the batch.
+        """
+        if not self._adapted:
+            return ops.cast(at_step(self._damping_rule, k), self.precision)
+        # A copy: PyTorch assigns in place, and this is read after the assignment.
+        damping = vectors.values([self.damping_value])[0] + 0.0
+        return ops.cast(self._damping_rule.start(damping, loss), self.precision)
 
     @contextlib.contextmanager
     def stepping(self):

@@ -215,9 +215,8 @@ class HessianFree(TruncatedNewton):
             max_iterations=self.cg_iterations,
             epsilon=self.cg_tolerance,
         )
-        selection = self.selection(objective)
-        chosen = backtrack(selection.change, solution.iterates)
-        self._next_start = solution.x
+        change = self.change_of(objective)
+        chosen = backtrack(change, solution.iterates)
         slope = ops.sum(gradient * chosen.x)
         q = ops.take(solution.iterates.q, chosen.row)
         logs = {
@@ -226,11 +225,8 @@ class HessianFree(TruncatedNewton):
             "cg_status": solution.status,
         }
         # q = 1/2 x^T B x + g^T x
-        return Trial(chosen.x, slope, 2.0 * (q - slope), selection, logs)
-
-    def keep(self, finite):
-        """Store where the next run of CG starts."""
-        vectors.assign([self._start], [self._next_start], where=finite)
+        carried = ((self._start, solution.x),)
+        return Trial(chosen.x, slope, 2.0 * (q - slope), change, logs, carried)
 
     @property
     def _needs_diagonal(self):

@@ -21,7 +21,6 @@ from keras_secondorder.optimizers.arguments import (
 )
 from keras_secondorder.optimizers.base import SecondOrderOptimizer, StepResult
 from keras_secondorder.solvers.damping import LevenbergMarquardt, reduction_ratio
-from keras_secondorder.solvers.schedules import at_step
 from keras_secondorder.solvers.step_rules import (
     AdaptiveStep,
     Proposal,
@@ -211,15 +210,9 @@ class KFAC(SecondOrderOptimizer):
             self.add_variable(v.shape, "zeros", "float32", name=f"direction_{i}")
             for i, v in enumerate(model.trainable_variables)
         )
-        self._damping_rule = self.damping
-        if self.damping == "auto":
-            self._damping_rule = LevenbergMarquardt(
-                None, minimum=0.05, gamma_every=None
-            )
-        self._adapted = isinstance(self._damping_rule, LevenbergMarquardt)
-        initial = float(self._damping_rule.initial or 0.0) if self._adapted else 0.0
-        self.damping_value = self.add_scalar("damping", initial)
-        self.gamma = self.add_scalar("gamma", initial**0.5)
+        self.build_damping(LevenbergMarquardt(None, minimum=0.05, gamma_every=None))
+        initial = self._damping_rule.initial if self._adapted else None
+        self.gamma = self.add_scalar("gamma", float(initial or 0.0) ** 0.5)
         self.rho = self.add_scalar("rho", float("nan"))
 
     def announce(self):
@@ -328,14 +321,10 @@ class KFAC(SecondOrderOptimizer):
 
     def _damping(self, k, loss):
         """`lambda` and `gamma` of this step."""
-        if not self._adapted:
-            damping = ops.cast(at_step(self._damping_rule, k), "float32")
-            return damping, ops.sqrt(damping)
-        damping, gamma = vectors.values([self.damping_value, self.gamma])
-        # A copy: PyTorch assigns in place, and this is read after the assignment.
-        damping = self._damping_rule.start(damping + 0.0, loss)
+        damping = self.damping_at(k, loss)
         if not self._tries_gammas(self._rule()):
             return damping, ops.sqrt(damping)
+        (gamma,) = vectors.values([self.gamma])
         return damping, ops.where(gamma > 0, gamma, ops.sqrt(damping))
 
     def _best_gamma(self, due, propose, plain):

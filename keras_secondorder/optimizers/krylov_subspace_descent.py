@@ -9,6 +9,7 @@ from keras_secondorder.optimizers.arguments import check_one_of, check_range
 from keras_secondorder.optimizers.base import StepResult
 from keras_secondorder.optimizers.flat import FlatOptimizer
 from keras_secondorder.solvers import bfgs, lanczos
+from keras_secondorder.solvers.result import project_out
 
 CURVATURES = {"gauss_newton": gauss_newton_products, "fisher": fisher_products}
 # Share of the largest curvature in the subspace that is added to all of it, so that
@@ -138,9 +139,7 @@ class KrylovSubspaceDescent(FlatOptimizer):
         found = lanczos(product, -gradient, self.basis_size)
         Q, m = found.basis, self.basis_size
         # The previous step, made orthogonal to the rest; nothing of it may remain.
-        w = previous
-        for _ in range(2):
-            w = w - ops.sum(Q * ops.expand_dims(_rows_dot(Q, w), 1), axis=0)
+        w = project_out(previous, Q)
         length = ops.sqrt(ops.sum(w * w))
         usable = length > 1e-5 * ops.sqrt(ops.sum(previous * previous))
         w = ops.where(usable, w / ops.where(usable, length, 1.0), ops.zeros_like(w))

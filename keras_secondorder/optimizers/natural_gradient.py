@@ -6,6 +6,8 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_secondorder import vectors
+from keras_secondorder.curvature.batches import items_of
 from keras_secondorder.curvature.products import (
     empirical_fisher_products,
     fisher_products,
@@ -148,7 +150,7 @@ class NaturalGradient(TruncatedNewton):
             "solver_status": solution.status,
         }
         slope, curvature = ops.sum(gradient * step), ops.sum(step * product(step))
-        return Trial(step, slope, curvature, self.selection(objective), logs)
+        return Trial(step, slope, curvature, self.change_of(objective), logs)
 
     def _metric_objective(self, objective, k):
         """The examples that the metric is measured on in this step."""
@@ -160,12 +162,7 @@ class NaturalGradient(TruncatedNewton):
             return objective.on(x, y, None)
         draw = keras.random.uniform((count,), seed=CounterSeed(self.seed, k, stream=2))
         rows = ops.minimum(ops.cast(draw * total, "int32"), total - 1)
-
-        def take(tensor):
-            return None if tensor is None else ops.take(tensor, rows, axis=0)
-
-        x, y = keras.tree.map_structure(take, (x, y))
-        return objective.on(x, y, None)
+        return objective.on(*vectors.take_rows((x, y), rows), None)
 
     def get_config(self):
         """The constructor's arguments, without the metric's data."""
@@ -182,7 +179,7 @@ class NaturalGradient(TruncatedNewton):
 def _arrays(data) -> tuple:
     """`(x, y)` as NumPy arrays in Keras's float type; `y` is None without labels."""
     if _is_dataset(data):
-        batches = [_pair(batch) for batch in _items(data)]
+        batches = [_pair(batch) for batch in items_of(data)]
         x, y = keras.tree.map_structure(
             lambda *parts: None if parts[0] is None else np.concatenate(parts), *batches
         )
@@ -207,9 +204,3 @@ def _as_array(value):
 
 def _is_dataset(data) -> bool:
     return not isinstance(data, list | tuple | dict) and not hasattr(data, "shape")
-
-
-def _items(data):
-    if isinstance(data, keras.utils.PyDataset):
-        return (data[i] for i in range(data.num_batches))
-    return data

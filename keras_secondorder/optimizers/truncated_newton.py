@@ -1,5 +1,6 @@
 """What the optimizers that solve for a step share: line search, damping, the logs."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from keras import ops
@@ -10,19 +11,6 @@ from keras_secondorder.optimizers.base import StepResult
 from keras_secondorder.optimizers.flat import FlatOptimizer
 from keras_secondorder.solvers import backtracking_line_search
 from keras_secondorder.solvers.damping import LevenbergMarquardt, reduction_ratio
-from keras_secondorder.solvers.schedules import at_step
-
-
-class Selection(NamedTuple):
-    """The examples that judge a step.
-
-    Attributes:
-        change: `x -> h(theta + x) - h(theta)` for a flat `x`.
-        loss: `h(theta)` there.
-    """
-
-    change: object
-    loss: object
 
 
 class Trial(NamedTuple):
@@ -32,15 +20,18 @@ class Trial(NamedTuple):
         step: Flat, shape `(P,)`.
         slope: `g^T step`.
         curvature: `step^T B step` of the damped model.
-        selection: The `Selection` that judges it.
+        change: `x -> h(theta + x) - h(theta)` for a flat `x`, on the examples that
+            judge a step.
         logs: Scalars for `fit`'s logs.
+        carried: Pairs of a variable and its value for the next step.
     """
 
     step: object
     slope: object
     curvature: object
-    selection: Selection
+    change: Callable
     logs: dict
+    carried: tuple = ()
 
 
 class TruncatedNewton(FlatOptimizer):
@@ -75,14 +66,11 @@ class TruncatedNewton(FlatOptimizer):
     def build_state(self, model):
         """Create the scalars."""
         super().build_state(model)
-        self._damping_rule = self.damping
-        if self.damping == "auto":
-            self._damping_rule = LevenbergMarquardt(
+        self.build_damping(
+            LevenbergMarquardt(
                 None, every=1, decay=2 / 3, minimum=1e-6, gamma_every=None
             )
-        self._adapted = isinstance(self._damping_rule, LevenbergMarquardt)
-        initial = float(self._damping_rule.initial or 0.0) if self._adapted else 0.0
-        self.damping_value = self.add_scalar("damping", initial)
+        )
         self.rho = self.add_scalar("rho", float("nan"))
 
     def needs_taps(self, objective) -> bool:
@@ -101,28 +89,21 @@ class TruncatedNewton(FlatOptimizer):
         """
         raise NotImplementedError
 
-    def keep(self, finite) -> None:
-        """Store what the next step starts from, where the step was finite."""
-
-    def selection(self, objective) -> Selection:
-        """The examples that judge a step, and their loss before it."""
+    def change_of(self, objective) -> Callable:
+        """`x -> h(theta + x) - h(theta)` on the examples that judge a step."""
         part = objective.part(self.selection_fraction, shift=1)
         loss = part.value(part.parameters)
-
-        def change(x):
-            return part.change(self.unflatten(x), loss)
-
-        return Selection(change, loss)
+        return lambda x: part.change(self.unflatten(x), loss)
 
     def step(self, objective):
         """One step on one batch."""
         k = ops.cast(self.iterations, "int32")
         linear = objective.linearize(taps=self.needs_taps(objective))
         loss, gradient, finite = self.loss_and_gradient(objective, linear)
-        damping = self._damping(k, loss)
+        damping = self.damping_at(k, loss)
         trial = self.propose(objective, linear, gradient, damping, k)
         search = backtracking_line_search(
-            lambda t: trial.selection.change(t * trial.step),
+            lambda t: trial.change(t * trial.step),
             ops.zeros_like(trial.slope),
             trial.slope,
         )
@@ -141,13 +122,7 @@ class TruncatedNewton(FlatOptimizer):
             vectors.assign(
                 [self.rho, self.damping_value], [rho, damping_next], where=finite
             )
-        self.keep(finite)
+        for variable, value in trial.carried:
+            vectors.assign([variable], [value], where=finite)
         logs = {"damping": damping, "rho": rho, "step_length": t, **trial.logs}
         return StepResult(self.unflatten(direction), finite, linear.aux.state, logs)
-
-    def _damping(self, k, loss):
-        if not self._adapted:
-            return ops.cast(at_step(self._damping_rule, k), self.precision)
-        # A copy: PyTorch assigns in place, and this is read after the assignment.
-        damping = vectors.values([self.damping_value])[0] + 0.0
-        return ops.cast(self._damping_rule.start(damping, loss), self.precision)

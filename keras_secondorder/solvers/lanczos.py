@@ -11,6 +11,7 @@ from keras_secondorder.solvers.result import (
     inner,
     larger,
     norm,
+    project_out,
     verdict,
 )
 
@@ -130,10 +131,7 @@ def lanczos(
         w = w - alpha * q - state.beta * state.q_old
         # 0 * j, not 0: JAX wants the indices in one dtype, also with x64 enabled.
         basis = ops.slice_update(state.basis, (j, 0 * j), ops.expand_dims(q, 0))
-        # `@` rather than `ops.matmul`, which turns float64 to float32 on torch.
-        for _ in range(2):
-            overlap = basis @ ops.expand_dims(w, 1)  # (m, 1)
-            w = w - ops.squeeze(ops.transpose(overlap) @ basis, 0)
+        w = project_out(w, basis)
         beta = norm(w)
 
         running = state.status == int(Status.RUNNING)

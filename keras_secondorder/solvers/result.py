@@ -231,6 +231,23 @@ def norm(u: Any) -> Any:
     return ops.sqrt(inner(u, u))
 
 
+def project_out(w: Any, Q: Any) -> Any:
+    """Make a vector orthogonal to others, in two passes.
+
+    Args:
+        w: shape (n,).
+        Q: shape (m, n); orthonormal or zero rows.
+
+    Returns:
+        w - Q^T (Q w), of shape (n,).
+    """
+    # `@` rather than `ops.matmul`, which turns float64 to float32 on torch.
+    for _ in range(2):
+        overlap = Q @ ops.expand_dims(w, 1)  # (m, 1)
+        w = w - ops.squeeze(ops.transpose(overlap) @ Q, 0)
+    return w
+
+
 def larger(a: Any, b: Any) -> Any:
     """Pick the larger, entry by entry, in the dtype of both.
 

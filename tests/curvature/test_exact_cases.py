@@ -130,14 +130,19 @@ def test_time_distributed_is_dense_r14(fisher):
         close(a, b)
 
 
-def test_shared_positions_of_one_example_add_up():
-    """Dense on (N, T, d) below a sum over T: A is a mean, G a sum over positions."""
+def summed_model():
+    """A Dense layer on (N, T, d), below a sum over the positions."""
     inputs = keras.Input((T, FEATURES))
     hidden = problems.dense(UNITS)(inputs)
     model = keras.Model(inputs, ops.sum(hidden, axis=1))
     problems.fill(model)
     model.compile(optimizer="sgd", loss="mse")
-    y = TARGETS.sum(1)
+    return model
+
+
+def test_shared_positions_of_one_example_add_up():
+    """Dense on (N, T, d) below a sum over T: A is a mean, G a sum over positions."""
+    model, y = summed_model(), TARGETS.sum(1)
     ((A, G),) = problems.statistics_of(model, SEQUENCE, y, POSITION_WEIGHTS[:, 0])
     rows = np.concatenate([SEQUENCE, np.ones((N, T, 1))], axis=-1)
     w = POSITION_WEIGHTS[:, 0] / N
@@ -147,12 +152,7 @@ def test_shared_positions_of_one_example_add_up():
 
 def test_reduced_positions_are_exact_below_a_sum():
     """ "reduce" below a sum over the positions, where "expand" is an approximation."""
-    inputs = keras.Input((T, FEATURES))
-    hidden = problems.dense(UNITS)(inputs)
-    model = keras.Model(inputs, ops.sum(hidden, axis=1))
-    problems.fill(model)
-    model.compile(optimizer="sgd", loss="mse")
-    y = TARGETS.sum(1)
+    model, y = summed_model(), TARGETS.sum(1)
     reduced, expanded = (
         problems.statistics_of(model, SEQUENCE, y, weight_sharing=sharing)
         for sharing in ("reduce", "expand")
