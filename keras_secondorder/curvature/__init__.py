@@ -17,7 +17,11 @@ from keras_secondorder.curvature.spectrum import Density, Eigenpairs
 from keras_secondorder.curvature.statistics import FISHERS, batch_factors
 from keras_secondorder.curvature.unitwise import UnitwiseBlock
 
+#: The forms of the approximate Fisher matrix, by the name that `KFAC` has for them.
+APPROXIMATIONS = {"block_diagonal": BlockDiagonal}
+
 __all__ = [
+    "APPROXIMATIONS",
     "FISHERS",
     "SHARINGS",
     "BlockDiagonal",

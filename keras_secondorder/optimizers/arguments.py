@@ -1,20 +1,20 @@
 """Messages about wrong constructor arguments, the same for every optimizer."""
 
 
-def check_one_of(name: str, value, choices: tuple) -> None:
+def check_one_of(name: str, value, choices) -> None:
     """Refuse a value that is not among the choices.
 
     Args:
         name: The argument's name.
         value: What was given.
-        choices: What may be given.
+        choices: What may be given, a tuple or a dictionary's keys.
 
     Raises:
         ValueError: It is another value.
     """
     if value not in choices:
         raise ValueError(
-            f"`{name}` must be one of {choices}. Received {name}={value!r}."
+            f"`{name}` must be one of {tuple(choices)}. Received {name}={value!r}."
         )
 
 

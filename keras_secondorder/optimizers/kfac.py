@@ -8,9 +8,9 @@ from keras import ops
 from keras_secondorder import vectors
 from keras_secondorder.capture import FALLBACKS, table
 from keras_secondorder.curvature import (
+    APPROXIMATIONS,
     FISHERS,
     SHARINGS,
-    BlockDiagonal,
     Inverses,
     fisher_model,
 )
@@ -68,6 +68,7 @@ class KFAC(SecondOrderOptimizer):
             learning rate, and none with an adaptive one.
         step_rule: A `StepRule` object in place of `learning_rate`, `momentum` and
             `norm_constraint` (a fixed learning rate still scales its steps).
+        approximation: Form of the approximate Fisher matrix: "block_diagonal".
         fisher: Which Fisher matrix: "sampled" draws one target an example from the
             model's own predictions, "exact" sums over all of them, "empirical" takes
             the labels.
@@ -114,6 +115,7 @@ class KFAC(SecondOrderOptimizer):
         damping="auto",
         norm_constraint="auto",
         step_rule=None,
+        approximation: str = "block_diagonal",
         fisher: str = "sampled",
         statistics_fraction: float = 0.25,
         quadratic_fraction: float = 0.25,
@@ -129,6 +131,7 @@ class KFAC(SecondOrderOptimizer):
     ):
         adaptive = isinstance(learning_rate, str)
         check_rates(learning_rate, momentum)
+        check_one_of("approximation", approximation, APPROXIMATIONS)
         check_one_of("fisher", fisher, FISHERS)
         check_one_of("on_unsupported", on_unsupported, FALLBACKS)
         check_one_of("weight_sharing", weight_sharing, SHARINGS)
@@ -156,6 +159,7 @@ class KFAC(SecondOrderOptimizer):
         self.damping = damping
         self.norm_constraint = norm_constraint
         self.step_rule = step_rule
+        self.approximation = approximation
         self.fisher = fisher
         self.statistics_fraction = statistics_fraction
         self.quadratic_fraction = quadratic_fraction
@@ -196,7 +200,7 @@ class KFAC(SecondOrderOptimizer):
 
     def build_state(self, model):
         """Create factors, inverses, the previous direction and the scalars."""
-        self.curvature = BlockDiagonal(
+        self.curvature = APPROXIMATIONS[self.approximation](
             model,
             self.add_variable,
             self.on_unsupported,
