@@ -64,3 +64,18 @@ def check_rates(learning_rate, momentum) -> None:
         raise ValueError(
             f"`momentum` must be at least 0 and below 1. Received momentum={momentum}."
         )
+
+
+def check_at_least(name: str, value, least: float) -> None:
+    """Refuse a number below a bound.
+
+    Args:
+        name: The argument's name.
+        value: What was given.
+        least: The value must not be smaller than this.
+
+    Raises:
+        ValueError: It lies below, or is not a number.
+    """
+    if not value >= least:
+        raise ValueError(f"`{name}` must be at least {least}. Received {name}={value}.")
