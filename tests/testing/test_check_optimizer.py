@@ -21,7 +21,6 @@ OPTIMIZERS = {
         inverse_every=5,
     ),
     "hessian-free": kso.HessianFree,
-    "short runs": kso.HessianFree.short_runs,
     "kronecker": lambda: kso.HessianFree(preconditioner="kronecker"),
     "natural gradient": kso.NaturalGradient,
     "krylov subspace": kso.KrylovSubspaceDescent,
