@@ -66,6 +66,24 @@ def check_rates(learning_rate, momentum) -> None:
         )
 
 
+def check_damping(damping) -> None:
+    """Refuse what is no damping.
+
+    Args:
+        damping: A positive number, a schedule, a rule, or "auto".
+
+    Raises:
+        ValueError: It is a number that is not positive, or another string.
+    """
+    if isinstance(damping, str) and damping != "auto":
+        raise ValueError(
+            "`damping` must be a number, a schedule, a `LevenbergMarquardt` object or "
+            f"'auto'. Received damping={damping!r}."
+        )
+    if isinstance(damping, int | float):
+        check_range("damping", damping, 0)
+
+
 def check_at_least(name: str, value, least: float) -> None:
     """Refuse a number below a bound.
 
