@@ -16,7 +16,6 @@ KINDS = {
 }
 OPTIMIZERS = {
     **KINDS,
-    "short": kso.HessianFree.short_runs,
     "kronecker": lambda **kwargs: kso.HessianFree(preconditioner="kronecker", **kwargs),
 }
 SMALL = {
