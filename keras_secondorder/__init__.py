@@ -12,7 +12,7 @@ from keras_secondorder.optimizers import (
     KrylovSubspaceDescent,
     NaturalGradient,
 )
-from keras_secondorder.solvers.damping import LevenbergMarquardt
+from keras_secondorder.solvers.damping import AdaptiveDamping
 from keras_secondorder.solvers.step_rules import (
     AdaptiveStep,
     RelativeRadius,
@@ -31,8 +31,8 @@ __all__ = [
     "KrylovSubspaceDescent",
     "NaturalGradient",
     # parts of an optimizer
+    "AdaptiveDamping",
     "AdaptiveStep",
-    "LevenbergMarquardt",
     "RelativeRadius",
     "StepRule",
     "TrustRegionStep",

@@ -100,7 +100,7 @@ def test_messages():
 
 
 def test_damping_moves_every_so_often_and_inverses_are_kept():
-    rule = kso.LevenbergMarquardt(1.0, every=2, decay=2 / 3, gamma_every=None)
+    rule = kso.AdaptiveDamping(1.0, every=2, decay=2 / 3, gamma_every=None)
     optimizer = kso.HessianFree(
         damping=rule, preconditioner="kronecker", cg_iterations=3
     )
