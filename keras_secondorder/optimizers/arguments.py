@@ -77,7 +77,7 @@ def check_damping(damping) -> None:
     """
     if isinstance(damping, str) and damping != "auto":
         raise ValueError(
-            "`damping` must be a number, a schedule, a `LevenbergMarquardt` object or "
+            "`damping` must be a number, a schedule, an `AdaptiveDamping` object or "
             f"'auto'. Received damping={damping!r}."
         )
     if isinstance(damping, int | float):

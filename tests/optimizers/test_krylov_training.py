@@ -118,7 +118,7 @@ def test_r3_damping_without_a_floor(kind):
         [keras.Input((1,)), layers.Dense(8, activation="tanh"), layers.Dense(1)]
     )
     start, count = (1.0, 300) if BACKEND == "jax" else (1e-36, 20)
-    rule = kso.LevenbergMarquardt(start, 1, 2 / 3, minimum=0.0, gamma_every=None)
+    rule = kso.AdaptiveDamping(start, 1, 2 / 3, minimum=0.0, gamma_every=None)
     kwargs = {} if kind == "ksd" else {"damping": rule}
     compiled(model, OPTIMIZERS[kind](**kwargs), loss="mse")
     xs, ys = np.tile(x, (10, 1)), np.tile(np.exp(x), (10, 1))

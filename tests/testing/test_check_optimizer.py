@@ -16,7 +16,7 @@ from keras_secondorder.testing.optimizer import (
 OPTIMIZERS = {
     # Inverses and damping with intervals, in whose middle the run is resumed.
     "kfac": lambda: kso.KFAC.thesis(
-        damping=kso.LevenbergMarquardt(1.0, every=2, gamma_every=None),
+        damping=kso.AdaptiveDamping(1.0, every=2, gamma_every=None),
         statistics_every=2,
         inverse_every=5,
     ),
