@@ -1,0 +1,5 @@
+"""Callbacks for `fit`."""
+
+from keras_secondorder.callbacks.rewhitening import Rewhitening
+
+__all__ = ["Rewhitening"]
