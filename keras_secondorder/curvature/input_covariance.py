@@ -7,7 +7,7 @@ from keras import ops
 from keras_secondorder import vectors
 from keras_secondorder.capture import Side
 from keras_secondorder.curvature.factor import (
-    damped_inverses,
+    TINY,
     multiply_left,
     running_average,
     second_moment,
@@ -107,8 +107,8 @@ class InputCovariance:
         """The mean, the second moment, alpha and the inverse."""
         return [self.mean, self.moment, self.alpha, self.inverse]
 
-    def refreshed(self, inputs, taps, weights, count, decay, damping, alpha, compiled):
-        """New values of `variables` from one more batch.
+    def averaged(self, inputs, taps, weights, count, decay, alpha) -> list:
+        """New values of the mean, the moment and alpha from one more batch.
 
         Args:
             inputs: The layer's inputs as recorded, one for each call.
@@ -116,11 +116,8 @@ class InputCovariance:
             weights: Weights `(examples, positions)` that sum to 1, or `(examples, 1)`.
             count: Number of batches, this one included; a float scalar.
             decay: Largest weight of the past.
-            damping: Tikhonov damping, a scalar.
             alpha: A number, or None for the largest mean square.
-            compiled: Whether the step runs inside XLA.
         """
-        old_mean, old_moment, old_alpha, old_inverse = vectors.values(self.variables)
         a, w = _weighted(self.part, inputs, weights)
         rows = a[..., :-1] if self.part.has_bias else a
         rows = all_rows(rows * ops.sqrt(w)[..., None], self.part.stack)
@@ -129,25 +126,29 @@ class InputCovariance:
             second_moment(rows, self.side),
             self._largest(taps, weights) if alpha is None else ops.cast(alpha, a.dtype),
         ]
-        mean, moment, alpha = (
+        old = vectors.values(self.variables)
+        return [
             running_average(o, n, count, decay)
-            for o, n in zip((old_mean, old_moment, old_alpha), batch, strict=True)
-        )
-        alpha = ops.maximum(alpha, 1e-30)
-        C = moment
-        if self.part.has_bias:
-            center_ = ops.reshape(mean[..., :-1], (self.part.stack, 1, self.side.size))
-            if self.part.stack == 1:
-                center_ = center_[0]
-            C = moment - second_moment(center_, self.side)
-        shift = damping / alpha
-        if self.side.stack > 1:
-            shift = ops.broadcast_to(shift, (self.side.stack,))
-        (inverse,) = damped_inverses([C], [shift], compiled)
-        new = [mean, moment, alpha, inverse]
-        usable = vectors.is_finite(new)
-        old = [old_mean, old_moment, old_alpha, old_inverse]
-        return [ops.where(usable, n, o) for n, o in zip(new, old, strict=True)]
+            for o, n in zip(old[:3], batch, strict=True)
+        ]
+
+    def system(self, mean, moment, alpha, damping) -> tuple:
+        """`(C, damping / alpha)`, the matrix whose damped inverse is wanted.
+
+        Args:
+            mean: The mean input.
+            moment: Its second moment.
+            alpha: The gradient's scale.
+            damping: Tikhonov damping, a scalar.
+        """
+        shift = damping / ops.maximum(alpha, TINY)
+        if self.part.stack > 1:
+            shift = ops.broadcast_to(shift, (self.part.stack,))
+        if not self.part.has_bias:
+            return moment, shift
+        lead = () if self.part.stack == 1 else (self.part.stack,)
+        row = ops.reshape(mean[..., :-1], (*lead, 1, self.side.size))
+        return moment - second_moment(row, self.side), shift
 
     def _largest(self, taps, weights):
         """The largest mean square, over units, of the gradients of single examples."""
@@ -165,7 +166,7 @@ class InputCovariance:
             damping: Tikhonov damping, a scalar.
         """
         mean, _, alpha, inverse = vectors.values(self.variables)
-        alpha = ops.maximum(alpha, 1e-30)
+        alpha = ops.maximum(alpha, TINY)
         W = center(W, mean, self.part.has_bias)
         if not self.part.has_bias:
             return multiply_left(inverse, W, self.side) / alpha

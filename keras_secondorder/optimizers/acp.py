@@ -5,8 +5,11 @@ from keras import ops
 
 from keras_secondorder import vectors
 from keras_secondorder.curvature import InputCovariance
+from keras_secondorder.curvature.factor import damped_inverses
 from keras_secondorder.optimizers.arguments import check_range
 from keras_secondorder.optimizers.centered_sgd import CenteredSGD
+
+FIRST_STEPS = 3  # steps that all refresh: the first batches say most
 
 
 @keras.saving.register_keras_serializable(package="keras_secondorder")
@@ -110,23 +113,33 @@ class ACP(CenteredSGD):
         due = ops.logical_or(k < FIRST_STEPS, ops.equal(k % self.refresh_every, 0))
         due = ops.logical_and(finite, due)
         used = {p: C for p, C in self.covariances.items() if seen[p[0]].inputs}
+        if not used:
+            return
         (before,) = vectors.values([self.count])
         old = [vectors.values(C.variables) for C in used.values()]
 
         def refreshed():
             count = before + 1.0
             new = [
-                C.refreshed(
-                    *seen[i],
-                    count,
-                    self.statistics_decay,
-                    self.damping,
-                    self.alpha,
-                    self.compiled_by_xla,
-                )
+                C.averaged(*seen[i], count, self.statistics_decay, self.alpha)
                 for (i, _), C in used.items()
             ]
-            return new, count
+            systems = [
+                C.system(*values, self.damping)
+                for C, values in zip(used.values(), new, strict=True)
+            ]
+            # All at once: see `spd_inverses`.
+            inverses = damped_inverses(
+                *zip(*systems, strict=True), self.compiled_by_xla
+            )
+            kept = []
+            for values, inverse, last in zip(new, inverses, old, strict=True):
+                values = [*values, inverse]
+                usable = vectors.is_finite(values)
+                kept.append(
+                    [ops.where(usable, n, o) for n, o in zip(values, last, strict=True)]
+                )
+            return kept, count
 
         new, count = ops.cond(due, refreshed, lambda: (old, before))
         for C, values in zip(used.values(), new, strict=True):
@@ -136,6 +149,3 @@ class ACP(CenteredSGD):
     def transformed(self, i, k, W, seen):
         """`U` of one affine map."""
         return self.covariances[i, k].precondition(W, self.damping)
-
-
-FIRST_STEPS = 3  # steps that all refresh: the first batches say most
