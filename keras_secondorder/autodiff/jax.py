@@ -139,9 +139,8 @@ def spd_inverses(matrices, compiled=False):
     """Invert symmetric positive definite matrices; NaN where one is not definite.
 
     On one CPU device they go to LAPACK's potrf and potri on the host, all in one call:
-    several calls in a program share the cores with one another, and where there are
-    more calls than threads they wait for each other for ever. Elsewhere they stay where
-    they are.
+    calls side by side would share the cores with one another. Elsewhere they stay
+    where they are.
     """
     if matrices and jax.default_backend() == "cpu" and jax.device_count() == 1:
         specs = [jax.ShapeDtypeStruct(m.shape, m.dtype) for m in matrices]
