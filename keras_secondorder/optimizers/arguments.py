@@ -60,7 +60,20 @@ def check_rates(learning_rate, momentum) -> None:
             f"learning rate is. Received momentum={momentum!r} with "
             f"learning_rate={learning_rate!r}."
         )
-    if isinstance(momentum, int | float) and not 0 <= momentum < 1:
+    if isinstance(momentum, int | float):
+        check_momentum(momentum)
+
+
+def check_momentum(momentum: float) -> None:
+    """Refuse a momentum outside of [0, 1).
+
+    Args:
+        momentum: A number.
+
+    Raises:
+        ValueError: It lies outside.
+    """
+    if not 0 <= momentum < 1:
         raise ValueError(
             f"`momentum` must be at least 0 and below 1. Received momentum={momentum}."
         )
