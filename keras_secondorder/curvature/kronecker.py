@@ -44,6 +44,11 @@ class KroneckerBlock:
         et al. (2023), sections 3.1 and 3.2, for "expand" and "reduce".
     """
 
+    #: What is kept of each factor, for the names of the variables.
+    kept = "inverse"
+    #: Whether a number for each weight is kept besides, which the memory plan counts.
+    has_eigenvalues = False
+
     def __init__(self, plan: Block, add_variable: Callable, sharing: str = "expand"):
         self.variables = plan.variables
         self.wrapper = plan.wrapper
@@ -58,8 +63,7 @@ class KroneckerBlock:
             ]
 
         self._A, self._G = variables(0, "A"), variables(1, "G")
-        self._A_inverse = variables(0, "A_inverse")
-        self._G_inverse = variables(1, "G_inverse")
+        self._kept = variables(0, f"A_{self.kept}") + variables(1, f"G_{self.kept}")
 
     @property
     def _suffixes(self) -> list:
@@ -84,7 +88,7 @@ class KroneckerBlock:
     @property
     def inverses(self) -> list:
         """The cached inverses of the damped factors, variables in the same order."""
-        return [*self._A_inverse, *self._G_inverse]
+        return self._kept
 
     # --- statistics -----------------------------------------------------------------
 
@@ -101,12 +105,10 @@ class KroneckerBlock:
         ]
 
     def _input_factor(self, part, side, inputs, weights):
-        a = [part.input_rows(x) for x in inputs]
+        a = self._input_rows(part, inputs, weights)
         if part.one_hot:
-            a = ops.concatenate([_by_example(r[..., None], weights) for r in a], axis=1)
             w = _spread(weights, a)
             return counts(a[..., 0], ops.broadcast_to(w, ops.shape(a)[:2]), side)
-        a = ops.concatenate([_by_example(r, weights) for r in a], axis=-2)
         if self._sharing == "reduce":
             a = ops.mean(a, axis=-2, keepdims=True)
         a = a * ops.sqrt(_spread(weights, a))[..., None]
@@ -127,11 +129,21 @@ class KroneckerBlock:
         ]
 
     def _gradient_factor(self, part, side, taps, weights):
-        g = [_by_example(part.gradient_rows(t), weights) for t in taps]
-        g = ops.concatenate(g, axis=-2) if len(g) > 1 else g[0]
+        g = self._gradient_rows(part, taps, weights)
         if self._sharing == "reduce" and not part.one_hot:
             g = ops.sum(g, axis=-2, keepdims=True)
         return second_moment(_all_rows(g, part.stack), side)
+
+    def _input_rows(self, part, inputs, weights):
+        """`(..., N, T, d_in)`, all calls in a row; indices `(N, T, 1)` if one-hot."""
+        a = [part.input_rows(x) for x in inputs]
+        if part.one_hot:
+            a = [indices[..., None] for indices in a]
+        return _joined([_by_example(r, weights) for r in a])
+
+    def _gradient_rows(self, part, taps, weights):
+        """`(..., N, T, d_out)`, all calls in a row."""
+        return _joined([_by_example(part.gradient_rows(t), weights) for t in taps])
 
     # --- inverses -------------------------------------------------------------------
 
@@ -225,6 +237,11 @@ class KroneckerBlock:
         d_in, d_out = self.wrapper.d_in, self.wrapper.d_out
         from_gradient = d_in * d_out * (d_in + d_out)
         return rows * (d_in**2 + d_out**2 + d_in * d_out) < from_gradient
+
+
+def _joined(rows: list):
+    """The positions of all calls beside one another."""
+    return ops.concatenate(rows, axis=-2) if len(rows) > 1 else rows[0]
 
 
 def _by_example(rows, weights):
