@@ -156,6 +156,13 @@ def statistics_of(
 ) -> list:
     """The factors of one batch for every block, as float64 arrays."""
     blocks = blocks_of(model, **plan)
+    return factors_of(blocks, model, x, y, sample_weight, fisher, fraction, seed)
+
+
+def factors_of(
+    blocks, model, x, y, sample_weight=None, fisher="exact", fraction=1.0, seed=0
+) -> list:
+    """The same for blocks that exist."""
     with autodiff.no_grad():
         objective = objective_of(model, x, y, sample_weight, blocks)
         linear = objective.linearize(taps=True)
