@@ -143,6 +143,10 @@ class BlockDiagonal:
             failed = failed + ops.cast(ops.logical_not(usable), failed.dtype)
         return Inverses(values, failed)
 
+    def redamped(self, inverses: Inverses, gamma) -> Inverses:
+        """What `damped_inverses` made of the same factors, for another `gamma`."""
+        return self.damped_inverses(gamma)
+
     def _fresh(self, gamma) -> list:
         """New inverses of each block, finite or not."""
         systems = [

@@ -6,7 +6,7 @@ from keras import ops
 
 from keras_secondorder import vectors
 from keras_secondorder.capture import Block, eigenvalue_shape
-from keras_secondorder.curvature.block_diagonal import BlockDiagonal
+from keras_secondorder.curvature.block_diagonal import BlockDiagonal, Inverses
 from keras_secondorder.curvature.eigenbasis import (
     coordinates,
     eigenbases,
@@ -108,15 +108,21 @@ class ExactTikhonov(BlockDiagonal):
     F_l + (lambda + eta) I = A_l (x) G_l + (lambda + eta) I
     ```
 
-    Factored damping adds `pi gamma A (x) I`-like cross terms to this; it needs no
-    eigenvectors. Here the damping enters when the inverse is applied, so that it may
-    change without new inverses.
+    Factored damping adds `gamma / pi A (x) I` and `pi gamma I (x) G` to this, and needs
+    no eigenvectors. Here the damping enters when the inverse is applied, so that it may
+    change without new ones.
 
     References:
         Martens (2016), thesis, section 6.6.3 and appendix B.2.
     """
 
     kronecker = EigenbasisBlock
+
+    def redamped(self, inverses: Inverses, gamma) -> Inverses:
+        """The same bases; only the inverses of unitwise blocks know the damping."""
+        fresh = super()._fresh(gamma)
+        values = [n or o for n, o in zip(fresh, inverses.values, strict=True)]
+        return inverses._replace(values=values)
 
     def _fresh(self, gamma) -> list:
         fresh = super()._fresh(gamma)

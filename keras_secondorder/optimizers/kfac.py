@@ -111,7 +111,8 @@ class KFAC(SecondOrderOptimizer):
     References:
         Martens (2016), thesis, chapter 6 and appendix B; Martens & Grosse (2015). The
         statistics of a batch enter with the weights that its examples have in the
-        loss, which the sources leave open.
+        loss, which the sources leave open. George et al. (2018) for
+        "eigenvalue_corrected", and `docs/eigenvalue_corrected.md`.
     """
 
     def __init__(
@@ -351,7 +352,8 @@ class KFAC(SecondOrderOptimizer):
         def trial():
             best = plain
             for gamma in self._damping_rule.gamma_candidates(plain.gamma):
-                other = propose(gamma, self.curvature.damped_inverses(gamma))
+                inverses = self.curvature.redamped(plain.inverses, gamma)
+                other = propose(gamma, inverses)
                 better = other.step.predicted < best.step.predicted
                 best = keras.tree.map_structure(
                     lambda b, o, better=better: ops.where(better, o, b), best, other
