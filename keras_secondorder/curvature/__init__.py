@@ -3,7 +3,10 @@
 from keras_secondorder.curvature.block_diagonal import BlockDiagonal, Inverses
 from keras_secondorder.curvature.dense_operator import DenseOperator
 from keras_secondorder.curvature.diagonal import DiagonalBlock, IdentityBlock
-from keras_secondorder.curvature.eigenvalue_corrected import EigenvalueCorrected
+from keras_secondorder.curvature.eigenvalue_corrected import (
+    EigenvalueCorrected,
+    FactoredEigenvalueCorrected,
+)
 from keras_secondorder.curvature.exact_tikhonov import ExactTikhonov
 from keras_secondorder.curvature.fisher_model import fisher_model
 from keras_secondorder.curvature.kronecker import SHARINGS, KroneckerBlock
@@ -24,15 +27,17 @@ APPROXIMATIONS = {
     "block_diagonal": BlockDiagonal,
     "eigenvalue_corrected": EigenvalueCorrected,
 }
-_EXACT = {
-    "block_diagonal": ExactTikhonov,
-    "eigenvalue_corrected": EigenvalueCorrected,
-}
 #: The same by how `lambda I` enters: by a part of it in each factor, or as it is.
 TIKHONOV = {
     "auto": APPROXIMATIONS,
-    "factored": {n: f for n, f in APPROXIMATIONS.items() if f is not _EXACT.get(n)},
-    "exact": _EXACT,
+    "factored": {
+        **APPROXIMATIONS,
+        "eigenvalue_corrected": FactoredEigenvalueCorrected,
+    },
+    "exact": {
+        "block_diagonal": ExactTikhonov,
+        "eigenvalue_corrected": EigenvalueCorrected,
+    },
 }
 
 __all__ = [

@@ -9,6 +9,7 @@ from keras_secondorder.curvature.eigenbasis import (
     squared_one_hot_gradients,
 )
 from keras_secondorder.curvature.exact_tikhonov import EigenbasisBlock, ExactTikhonov
+from keras_secondorder.curvature.factor import TINY
 
 
 class CorrectedBlock(EigenbasisBlock):
@@ -74,6 +75,27 @@ class CorrectedBlock(EigenbasisBlock):
         return fresh
 
 
+class FactoredCorrectedBlock(CorrectedBlock):
+    """The same, with the cross terms of factored damping.
+
+    ```
+    S + gamma / pi d_A 1^T + pi gamma 1 d_G^T + gamma^2
+    ```
+
+    For `S = d_A d_G^T` the means of its rows and columns are `d_A` and `d_G`, times the
+    mean of the other, so that both cross terms are `gamma / sqrt(mean(S))` times a
+    mean. Those of the corrected S take their place.
+    """
+
+    def damped(self, S, damping, sides: tuple):
+        """`S` with `gamma^2 = damping` and the cross terms."""
+        rows = ops.sum(S, axis=-1, keepdims=True) / sides[1].size
+        columns = ops.sum(S, axis=-2, keepdims=True) / sides[0].size
+        mean = ops.sum(rows, axis=-2, keepdims=True) / sides[0].size
+        cross = ops.sqrt(damping / ops.maximum(mean, TINY)) * (rows + columns)
+        return super().damped(S + cross, damping, sides)
+
+
 class EigenvalueCorrected(ExactTikhonov):
     """The block-diagonal approximation in the Kronecker eigenbasis, EKFAC.
 
@@ -91,3 +113,9 @@ class EigenvalueCorrected(ExactTikhonov):
     """
 
     kronecker = CorrectedBlock
+
+
+class FactoredEigenvalueCorrected(EigenvalueCorrected):
+    """The same, with the cross terms of factored damping; see the block."""
+
+    kronecker = FactoredCorrectedBlock

@@ -94,11 +94,14 @@ class EigenbasisBlock(KroneckerBlock):
             else:
                 a, g = (ops.matmul(r, U) for r, U in zip(rows, bases, strict=True))
                 V = ops.matmul(ops.transpose(a), g)
-            # As for a factor, never by less than rounding; and never 0 / 0.
-            largest = ops.max(S, axis=(-2, -1), keepdims=True)
-            V = V / (S + ops.maximum(damping, FLOAT32_EPS * largest + TINY))
+            V = V / self.damped(S, damping, sides)
             results.append(part.from_matrix(from_coordinates(V, bases, sides)))
         return self.wrapper.join(results)
+
+    def damped(self, S, damping, sides: tuple):
+        """`S + damping`; as for a factor, never by less than rounding, nor 0 + 0."""
+        largest = ops.max(S, axis=(-2, -1), keepdims=True)
+        return S + ops.maximum(damping, FLOAT32_EPS * largest + TINY)
 
 
 class ExactTikhonov(BlockDiagonal):

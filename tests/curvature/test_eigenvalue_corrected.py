@@ -12,10 +12,14 @@ from oracle_steps import example_gradients
 
 from keras_secondorder import autodiff
 from keras_secondorder.capture import plan_blocks
-from keras_secondorder.curvature import EigenvalueCorrected
+from keras_secondorder.curvature import EigenvalueCorrected, KroneckerBlock
 from keras_secondorder.curvature.eigenbasis import eigenbases
-from keras_secondorder.curvature.eigenvalue_corrected import CorrectedBlock
+from keras_secondorder.curvature.eigenvalue_corrected import (
+    CorrectedBlock,
+    FactoredCorrectedBlock,
+)
 from keras_secondorder.curvature.exact_tikhonov import EigenbasisBlock
+from keras_secondorder.curvature.factor import damped_inverses
 
 RNG = np.random.default_rng(0)
 # Sums of some dozen float32 products, and rotations, next to the largest entry.
@@ -97,11 +101,7 @@ def test_exact_damping_solves_the_damped_system(name, memory):
     """`vec U = (A (x) G + lambda I)^-1 vec V` of every matrix."""
     case = kinds.CASES[name]
     block = block_of(model_of(case.layer(), case), memory, EigenbasisBlock)
-    for factor, side in factors_and_sides(block):
-        root = RNG.normal(size=(*factor.shape[:-1], 2 * factor.shape[-1]))
-        if side.blocks * side.width > side.size:  # the padding stays zero
-            root[side.blocks - 1 :: side.blocks, side.size % side.width :] = 0.0
-        factor.assign((root @ root.swapaxes(-1, -2) / factor.shape[-1]).astype("f"))
+    fill(block)
     inverses = block.decomposed(eigenbases([tensor(f) for f in block.factors]))
     assert [tuple(v.shape) for v in block.inverses] == [i.shape for i in inverses]
     V = [RNG.normal(size=v.shape) for v in block.variables]
@@ -114,6 +114,35 @@ def test_exact_damping_solves_the_damped_system(name, memory):
         F = kron_of(block, factors, i, j)
         right = np.linalg.solve(F + DAMPING * np.eye(len(F)), V[places])
         close(U[places], right, rtol=1e-5)
+
+
+def fill(block):
+    """Factors of full rank."""
+    for factor, side in factors_and_sides(block):
+        root = RNG.normal(size=(*factor.shape[:-1], 2 * factor.shape[-1]))
+        if side.blocks * side.width > side.size:  # the padding stays zero
+            root[side.blocks - 1 :: side.blocks, side.size % side.width :] = 0.0
+        factor.assign((root @ root.swapaxes(-1, -2) / factor.shape[-1]).astype("f"))
+
+
+@pytest.mark.parametrize(("name", "memory"), FORMS)
+def test_cross_terms_are_those_of_damped_factors(name, memory):
+    """With `S = d_A d_G^T` the two ways to factored damping are one."""
+    case = kinds.CASES[name]
+    model = model_of(case.layer(), case)
+    block = block_of(model, memory, FactoredCorrectedBlock)
+    plain = block_of(model, memory, KroneckerBlock)
+    fill(block)
+    factors = [tensor(f) for f in block.factors[: 2 * len(block.parts)]]
+    V = [tensor(RNG.normal(size=v.shape)) for v in block.variables]
+    gamma, eta = tensor(0.5), 0.05
+    inverses = block.decomposed(eigenbases(factors))
+    ours = block.precondition(V, inverses, gamma**2 + eta)
+    right = plain.precondition(
+        V, damped_inverses(*plain.systems(factors, gamma, eta)), None
+    )
+    for u, v in zip(ours, right, strict=True):
+        close(numpy(u), numpy(v))
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ from training.loop import (
 )
 
 import keras_secondorder as kso
+from keras_secondorder.optimizers.arguments import check_together
 
 DEAD_INPUTS, DEAD_UNIT, EPOCHS = [0, 7, 8, 19], 2, 4
 
@@ -152,8 +153,8 @@ def test_the_memory_plan_counts_the_eigenvalues(deep):
 
 
 def test_form_and_damping_that_do_not_go_together():
-    with pytest.raises(ValueError, match="goes with `approximation` one of"):
-        kso.KFAC(approximation="eigenvalue_corrected", tikhonov="factored")
+    with pytest.raises(ValueError, match="form='a' goes with `size` one of"):
+        check_together("form", "a", "size", 3, {"a": (1, 2), "b": (3,)})
     with pytest.raises(ValueError, match="`tikhonov` must be one of"):
         kso.KFAC(tikhonov="none")
     optimizer = kso.KFAC(tikhonov="exact")
