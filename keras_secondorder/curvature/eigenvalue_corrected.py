@@ -3,13 +3,13 @@
 from keras import ops
 
 from keras_secondorder import vectors
-from keras_secondorder.curvature.eigenbasis import (
-    moved,
+from keras_secondorder.curvature.eigenbasis import moved
+from keras_secondorder.curvature.exact_tikhonov import EigenbasisBlock, ExactTikhonov
+from keras_secondorder.curvature.factor import TINY
+from keras_secondorder.curvature.second_moments import (
     squared_gradients,
     squared_one_hot_gradients,
 )
-from keras_secondorder.curvature.exact_tikhonov import EigenbasisBlock, ExactTikhonov
-from keras_secondorder.curvature.factor import TINY
 
 
 class CorrectedBlock(EigenbasisBlock):

@@ -5,12 +5,14 @@ import pytest
 from keras import ops
 
 from keras_secondorder.capture import Side
-from keras_secondorder.curvature import eigenbasis
+from keras_secondorder.curvature import second_moments
 from keras_secondorder.curvature.eigenbasis import (
     coordinates,
     eigenbases,
     from_coordinates,
     moved,
+)
+from keras_secondorder.curvature.second_moments import (
     squared_gradients,
     squared_one_hot_gradients,
 )
@@ -185,7 +187,7 @@ def test_squared_gradients_are_those_of_single_examples(
     problem, positions, at_a_time, monkeypatch
 ):
     """Also a few examples at a time, of which the last are not as many."""
-    monkeypatch.setattr(eigenbasis, "AT_A_TIME", at_a_time)
+    monkeypatch.setattr(second_moments, "AT_A_TIME", at_a_time)
     problem = Problem(next(n for n, s in SIDES.items() if s == problem.sides),
                       5, positions)  # fmt: skip
     ours = squared_gradients(
@@ -199,7 +201,7 @@ def test_squared_gradients_are_those_of_single_examples(
 @pytest.mark.parametrize("at_a_time", [10**6, 50])
 def test_squared_gradients_of_one_hot_rows(at_a_time, monkeypatch):
     """An entry that an example has at several positions has the sum of them."""
-    monkeypatch.setattr(eigenbasis, "AT_A_TIME", at_a_time)
+    monkeypatch.setattr(second_moments, "AT_A_TIME", at_a_time)
     problem = Problem("diagonal", 5, 4)
     indices = RNG.integers(0, 6, (5, 4))
     indices[0] = [2, 2, 2, 0]
