@@ -120,14 +120,18 @@ def fit_to(
         for j, pair in enumerate(parts)
         for k, side in enumerate(pair)
     }
+
+    def pair_of(place):
+        return tuple(sides[*place[:2], k] for k in range(2))
+
     total = sum(bytes_of(parts, eigenvalues) for parts in blocks)
     # The matrices of a unitwise block are tiny already.
     large = [place for place in sides if len(blocks[place[0]][place[1]]) == 2]
     while total > budget and any(sides[place].width > 1 for place in large):
         place = max(large, key=lambda p: (sides[p].bytes * (sides[p].width > 1), p))
-        old = sides[place]
-        sides[place] = old.halved()
-        total -= 2 * (old.bytes - sides[place].bytes)
+        total -= bytes_of([pair_of(place)], eigenvalues)
+        sides[place] = sides[place].halved()
+        total += bytes_of([pair_of(place)], eigenvalues)
     return [
         [
             tuple(sides[i, j, k] for k in range(len(pair)))
