@@ -73,8 +73,8 @@ class KFAC(SecondOrderOptimizer):
         approximation: Form of the approximate Fisher matrix: "block_diagonal", or
             "eigenvalue_corrected" for EKFAC.
         tikhonov: How `lambda I` enters: "factored", as above, or "exact", through the
-            eigenbases of A and G. "auto" is "exact" for "eigenvalue_corrected", which
-            has no other, and "factored" elsewhere.
+            eigenbases of A and G. "auto" is "exact" for "eigenvalue_corrected", and
+            "factored" elsewhere.
         fisher: Which Fisher matrix: "sampled" draws one target an example from the
             model's own predictions, "exact" sums over all of them, "empirical" takes
             the labels.
