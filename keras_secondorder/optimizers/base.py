@@ -154,7 +154,8 @@ class SecondOrderOptimizer(keras.optimizers.Optimizer):
 
     def update_step(self, gradient, variable, learning_rate):
         """`variable -= learning_rate * direction`."""
-        step = ops.cast(learning_rate, "float32") * ops.cast(gradient, "float32")
+        dtype = vectors.precision_of([variable])
+        step = ops.cast(learning_rate, dtype) * ops.cast(gradient, dtype)
         self.assign_sub(variable, ops.cast(step, variable.dtype))
 
 

@@ -16,7 +16,11 @@ from keras_secondorder.curvature.squared_gradients import (
     curvature_diagonal,
     dense_wrappers,
 )
-from keras_secondorder.optimizers.arguments import check_one_of, check_range
+from keras_secondorder.optimizers.arguments import (
+    check_at_least,
+    check_one_of,
+    check_range,
+)
 from keras_secondorder.optimizers.truncated_newton import Trial, TruncatedNewton
 from keras_secondorder.solvers import backtrack, conjugate_gradient
 from keras_secondorder.solvers.schedules import at_step
@@ -109,7 +113,7 @@ class HessianFree(TruncatedNewton):
         check_one_of("curvature", curvature, tuple(CURVATURES))
         check_one_of("damping_matrix", damping_matrix, DAMPING_MATRICES)
         check_one_of("preconditioner", preconditioner, PRECONDITIONERS)
-        check_range("structural_damping", structural_damping, -1e-30)
+        check_at_least("structural_damping", structural_damping, 0)
         check_range("cg_iterations", cg_iterations, 0)
         check_range("cg_tolerance", cg_tolerance, 0)
         check_range("curvature_fraction", curvature_fraction, 0, 1)

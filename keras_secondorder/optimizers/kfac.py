@@ -16,6 +16,7 @@ from keras_secondorder.curvature import (
     fisher_model,
 )
 from keras_secondorder.optimizers.arguments import (
+    check_damping,
     check_one_of,
     check_range,
     check_rates,
@@ -153,13 +154,11 @@ class KFAC(SecondOrderOptimizer):
             ("max_factor_size", max_factor_size, None),
             ("factor_memory", factor_memory, None),
             ("learning_rate", learning_rate, None),
-            ("damping", damping, None),
             ("norm_constraint", norm_constraint, None),
         ):
             if isinstance(value, int | float):
                 check_range(name, value, 0, most)
-        if isinstance(damping, str):
-            check_one_of("damping", damping, ("auto",))
+        check_damping(damping)
         if isinstance(learning_rate, int):
             learning_rate = float(learning_rate)
         super().__init__(1.0 if adaptive else learning_rate, **kwargs)

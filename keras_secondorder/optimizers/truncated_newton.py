@@ -6,7 +6,7 @@ from typing import NamedTuple
 from keras import ops
 
 from keras_secondorder import vectors
-from keras_secondorder.optimizers.arguments import check_one_of, check_range
+from keras_secondorder.optimizers.arguments import check_damping, check_range
 from keras_secondorder.optimizers.base import StepResult
 from keras_secondorder.optimizers.flat import FlatOptimizer
 from keras_secondorder.solvers import backtracking_line_search
@@ -53,10 +53,7 @@ class TruncatedNewton(FlatOptimizer):
 
     def __init__(self, learning_rate, damping, selection_fraction, **kwargs):
         check_range("selection_fraction", selection_fraction, 0, 1)
-        if isinstance(damping, str):
-            check_one_of("damping", damping, ("auto",))
-        elif isinstance(damping, int | float):
-            check_range("damping", damping, 0)
+        check_damping(damping)
         if isinstance(learning_rate, int | float):
             check_range("learning_rate", learning_rate, 0)
         super().__init__(learning_rate, **kwargs)
