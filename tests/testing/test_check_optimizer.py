@@ -20,6 +20,11 @@ OPTIMIZERS = {
         statistics_every=2,
         inverse_every=5,
     ),
+    "eigenvalue corrected": lambda: kso.KFAC.thesis(
+        damping=kso.LevenbergMarquardt(1.0, every=2, gamma_every=4),
+        approximation="eigenvalue_corrected",
+        inverse_every=4,
+    ),
     "hessian-free": kso.HessianFree,
     "kronecker": lambda: kso.HessianFree(preconditioner="kronecker"),
     "natural gradient": kso.NaturalGradient,
