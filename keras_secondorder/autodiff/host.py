@@ -33,3 +33,31 @@ def lapack_inverse(matrix):
 def lapack_inverses(matrices) -> list:
     """`lapack_inverse` of each of several matrices."""
     return [lapack_inverse(m) for m in matrices]
+
+
+def lapack_pencil(A, C):
+    """`(s, K)` with `K^T A K = I` and `K^T C K = diag(s)`, by LAPACK's sygvd.
+
+    Args:
+        A: Symmetric positive definite array of shape `(d, d)`, float32 or float64.
+        C: Symmetric array of the same shape.
+
+    Returns:
+        Eigenvalues in ascending order, and `K`; NaN throughout where `A` is not
+        positive definite or something is not finite.
+    """
+    A, C = np.asarray(A), np.asarray(C)
+    prefix = "s" if A.dtype == np.float32 else "d"
+    failed = not (np.isfinite(A).all() and np.isfinite(C).all())
+    if not failed:
+        # Transposed, as above: LAPACK reads column by column.
+        s, K, failed = getattr(lapack, prefix + "sygvd")(C.T, A.T)
+    if failed:
+        return np.full(A.shape[:1], np.nan, A.dtype), np.full_like(A, np.nan)
+    return s, np.ascontiguousarray(K)
+
+
+def lapack_pencils(*matrices) -> list:
+    """`lapack_pencil` of each of several `A, C, A, C, ...`, as `[s, K, s, K, ...]`."""
+    pairs = zip(matrices[::2], matrices[1::2], strict=True)
+    return [part for A, C in pairs for part in lapack_pencil(A, C)]

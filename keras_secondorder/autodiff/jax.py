@@ -8,7 +8,7 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.tree_util import Partial
 
 from keras_secondorder.autodiff.contract import Linearization
-from keras_secondorder.autodiff.host import lapack_inverses
+from keras_secondorder.autodiff.host import lapack_inverses, lapack_pencils
 
 
 def vjp(f, primals, taps=True):
@@ -155,3 +155,30 @@ def _cholesky_inverse(matrix):
         factor, jnp.broadcast_to(identity, matrix.shape), lower=True
     )
     return jnp.swapaxes(half, -1, -2) @ half
+
+
+def spd_pencils(pairs, compiled=False):
+    """Diagonalize pairs `(A, C)` together: `K^T A K = I`, `K^T C K = diag(s)`.
+
+    On the host in the same cases as `spd_inverses`.
+    """
+    if pairs and jax.default_backend() == "cpu" and jax.device_count() == 1:
+        specs, matrices = [], []
+        for pair in pairs:
+            specs += [jax.ShapeDtypeStruct(s, pair[0].dtype) for s in _sizes(pair[0])]
+            matrices += pair
+        flat = jax.pure_callback(lapack_pencils, specs, *matrices)
+        return list(zip(flat[::2], flat[1::2], strict=True))
+    return [_pencil(A, C) for A, C in pairs]
+
+
+def _sizes(matrix):
+    return matrix.shape[:1], matrix.shape
+
+
+def _pencil(A, C):
+    L = jnp.linalg.cholesky(A)
+    half = jax.scipy.linalg.solve_triangular(L, C, lower=True)
+    M = jax.scipy.linalg.solve_triangular(L, half.T, lower=True)
+    s, E = jnp.linalg.eigh(M)
+    return s, jax.scipy.linalg.solve_triangular(L, E, lower=True, trans=1)

@@ -6,7 +6,7 @@ import contextlib
 import tensorflow as tf
 
 from keras_secondorder.autodiff.contract import Linearization
-from keras_secondorder.autodiff.host import lapack_inverses
+from keras_secondorder.autodiff.host import lapack_inverses, lapack_pencils
 
 
 def vjp(f, primals, taps=True):
@@ -154,3 +154,28 @@ def _cholesky_inverse(matrix):
     identity = tf.broadcast_to(identity, matrix.shape)
     half = tf.linalg.triangular_solve(factor, identity, lower=True)
     return tf.matmul(half, half, transpose_a=True)
+
+
+def spd_pencils(pairs, compiled=False):
+    """Diagonalize pairs `(A, C)` together: `K^T A K = I`, `K^T C K = diag(s)`.
+
+    On the host in the same cases as `spd_inverses`.
+    """
+    if compiled or not pairs:
+        return [_pencil(A, C) for A, C in pairs]
+    matrices = [m for pair in pairs for m in pair]
+    types = [m.dtype for m in matrices]
+    flat = tf.numpy_function(lapack_pencils, matrices, types)
+    results = []
+    for (A, _), s, K in zip(pairs, flat[::2], flat[1::2], strict=True):
+        shape = A.shape
+        results.append((tf.ensure_shape(s, shape[:1]), tf.ensure_shape(K, shape)))
+    return results
+
+
+def _pencil(A, C):
+    L = tf.linalg.cholesky(A)
+    half = tf.linalg.triangular_solve(L, C)
+    M = tf.linalg.triangular_solve(L, tf.transpose(half))
+    s, E = tf.linalg.eigh(M)
+    return s, tf.linalg.triangular_solve(L, E, adjoint=True)

@@ -132,3 +132,19 @@ def spd_inverses(matrices, compiled=False):
         nan = torch.full_like(inverse, float("nan"))
         inverses.append(torch.where((failed == 0)[..., None, None], inverse, nan))
     return inverses
+
+
+def spd_pencils(pairs, compiled=False):
+    """Diagonalize pairs `(A, C)` together: `K^T A K = I`, `K^T C K = diag(s)`."""
+    results = []
+    for A, C in pairs:
+        L, failed = torch.linalg.cholesky_ex(A)
+        half = torch.linalg.solve_triangular(L, C, upper=False)
+        M = torch.linalg.solve_triangular(L, half.T, upper=False)
+        usable = (failed == 0) & torch.isfinite(M).all()
+        # `eigh` raises where something is not finite.
+        s, E = torch.linalg.eigh(torch.where(usable, M, torch.zeros_like(M)))
+        K = torch.linalg.solve_triangular(L.T, E, upper=True)
+        nan = torch.full_like(s, float("nan"))
+        results.append((torch.where(usable, s, nan), torch.where(usable, K, nan)))
+    return results

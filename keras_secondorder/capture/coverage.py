@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import keras
 
+from keras_secondorder.capture.chains import link_bytes, with_successors
 from keras_secondorder.capture.memory import (
     FLOAT_BYTES,
     fit_to,
@@ -32,6 +33,7 @@ class Block(NamedTuple):
         wrapper: The layer wrapper, for a Kronecker or unitwise block.
         reason: Why it is neither of them, else an empty string.
         sides: The form of its factors, a tuple for each affine map of the layer.
+        successor: The wrapper of the layer that follows, in a block-tridiagonal chain.
     """
 
     kind: str
@@ -40,6 +42,7 @@ class Block(NamedTuple):
     wrapper: LayerWrapper | None = None
     reason: str = ""
     sides: list = ()
+    successor: LayerWrapper | None = None
 
     @property
     def factors(self) -> str:
@@ -47,16 +50,19 @@ class Block(NamedTuple):
         names = {"kronecker": "AG", "unitwise": "F"}.get(self.kind)
         if names is None:
             return "diagonal" if self.kind == "diagonal" else "identity"
-        return "; ".join(
+        text = "; ".join(
             ", ".join(f"{n} {side}" for n, side in zip(names, part, strict=True))
             for part in self.sides
         )
+        chained = self.successor is not None
+        return f"{text}, to {self.successor.layer.name}" if chained else text
 
     @property
     def bytes(self) -> int:
         """Memory of the running factors and of their inverses."""
         if self.wrapper is not None:
-            return 2 * sum(side.bytes for part in self.sides for side in part)
+            link = self.successor and link_bytes(self.wrapper, self.successor)
+            return 2 * sum(s.bytes for part in self.sides for s in part) + (link or 0)
         if self.kind == "diagonal":
             return sum(math.prod(v.shape) for v in self.variables) * FLOAT_BYTES
         return 0
@@ -67,6 +73,7 @@ def plan_blocks(
     on_unsupported: str = "diagonal",
     max_factor_size: int = 8192,
     factor_memory: int | None = None,
+    chains: bool = False,
 ) -> list[Block]:
     """Decide on a block for every trainable variable of a built model.
 
@@ -77,6 +84,7 @@ def plan_blocks(
         max_factor_size: A side of a Kronecker factor larger than this is diagonal.
         factor_memory: Bytes that all factors and inverses may take; the largest are
             split into blocks until they fit. None is half of the machine's memory.
+        chains: Whether dense layers that follow each other are linked.
 
     Returns:
         Blocks that cover every trainable variable once, in the order of the model.
@@ -130,7 +138,7 @@ def plan_blocks(
                 f"No Kronecker block for: {names}. Received on_unsupported='error'. "
                 "Use on_unsupported='diagonal' to train these with a diagonal block."
             )
-    return blocks
+    return with_successors(model, blocks, uses, budget) if chains else blocks
 
 
 def _reason_against(wrapper, uses, owners) -> str:

@@ -1,6 +1,7 @@
 """Curvature matrices: to be multiplied by, and approximations to be inverted."""
 
 from keras_secondorder.curvature.block_diagonal import BlockDiagonal, Inverses
+from keras_secondorder.curvature.block_tridiagonal import BlockTridiagonal
 from keras_secondorder.curvature.dense_operator import DenseOperator
 from keras_secondorder.curvature.diagonal import DiagonalBlock, IdentityBlock
 from keras_secondorder.curvature.fisher_model import fisher_model
@@ -18,13 +19,17 @@ from keras_secondorder.curvature.statistics import FISHERS, batch_factors
 from keras_secondorder.curvature.unitwise import UnitwiseBlock
 
 #: The forms of the approximate Fisher matrix, by the name that `KFAC` has for them.
-APPROXIMATIONS = {"block_diagonal": BlockDiagonal}
+APPROXIMATIONS = {
+    "block_diagonal": BlockDiagonal,
+    "block_tridiagonal": BlockTridiagonal,
+}
 
 __all__ = [
     "APPROXIMATIONS",
     "FISHERS",
     "SHARINGS",
     "BlockDiagonal",
+    "BlockTridiagonal",
     "DenseOperator",
     "Density",
     "DiagonalBlock",

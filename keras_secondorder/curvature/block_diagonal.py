@@ -45,6 +45,10 @@ class BlockDiagonal:
         Martens (2016), thesis, section 6.4.2.
     """
 
+    #: Whether layers that follow each other are linked.
+    chains = False
+    _kronecker = KroneckerBlock
+
     def __init__(
         self,
         model,
@@ -55,12 +59,14 @@ class BlockDiagonal:
         weight_sharing: str = "expand",
         compiled: bool = False,
     ):
-        self.plan = plan_blocks(model, on_unsupported, max_factor_size, factor_memory)
+        self.plan = plan_blocks(
+            model, on_unsupported, max_factor_size, factor_memory, self.chains
+        )
         self._compiled = compiled
         self.blocks = []
         for plan in self.plan:
             if plan.kind == "kronecker":
-                self.blocks.append(KroneckerBlock(plan, add_variable, weight_sharing))
+                self.blocks.append(self._kronecker(plan, add_variable, weight_sharing))
             elif plan.kind == "unitwise":
                 self.blocks.append(UnitwiseBlock(plan, add_variable))
             elif plan.kind == "diagonal":
@@ -125,24 +131,31 @@ class BlockDiagonal:
             gamma: Factored damping, a scalar; each block adds its `eta`.
         """
         cached, failed = self.cached_inverses()
-        factors, dampings = [], []
-        for block, places in zip(self.blocks, self._places, strict=True):
-            if block.wrapper is not None:
-                system = block.systems(
-                    vectors.values(block.factors), gamma, self.eta[places[0]]
-                )
-                factors += system[0]
-                dampings += system[1]
-        fresh = iter(damped_inverses(factors, dampings, self._compiled))
         values = []
-        for old in cached:
-            new = [next(fresh) for _ in old]
+        for old, new in zip(cached, self._fresh_inverses(gamma), strict=True):
             usable = vectors.is_finite(new)
             values.append(
                 [ops.where(usable, n, o) for n, o in zip(new, old, strict=True)]
             )
             failed = failed + ops.cast(ops.logical_not(usable), failed.dtype)
         return Inverses(values, failed)
+
+    def _systems(self, gamma) -> list:
+        """`(factors, dampings)` of each block."""
+        return [
+            block.systems(vectors.values(block.factors), gamma, self.eta[places[0]])
+            if block.wrapper is not None
+            else ([], [])
+            for block, places in zip(self.blocks, self._places, strict=True)
+        ]
+
+    def _fresh_inverses(self, gamma) -> list:
+        """New values of each block's `inverses`."""
+        systems = self._systems(gamma)
+        factors = [f for system in systems for f in system[0]]
+        dampings = [d for system in systems for d in system[1]]
+        fresh = iter(damped_inverses(factors, dampings, self._compiled))
+        return [[next(fresh) for _ in system[0]] for system in systems]
 
     def keep_inverses(self, inverses: Inverses) -> None:
         """Store inverses for the steps to come."""
