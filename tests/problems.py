@@ -11,6 +11,7 @@ from typing import NamedTuple
 import keras
 import numpy as np
 import oracle
+import oracle_tridiagonal
 
 import keras_secondorder as kso
 from keras_secondorder import autodiff
@@ -182,6 +183,7 @@ class KfacCase(NamedTuple):
         options: Arguments of the oracle's `Kfac`; the package's follow from them.
         l2: L2 penalty on kernels, and on biases.
         batches: Which of the three batches each step takes.
+        approximation: Form of the Fisher matrix.
     """
 
     widths: tuple
@@ -191,6 +193,7 @@ class KfacCase(NamedTuple):
     options: dict
     l2: tuple = (0.0, 0.0)
     batches: tuple = (0, 1, 0)
+    approximation: str = "block_diagonal"
 
     def model(self):
         def penalty(l2):
@@ -219,12 +222,19 @@ class KfacCase(NamedTuple):
             momentum=o.get("momentum", "adaptive"),
             norm_constraint=o.get("norm_constraint"),
             damping=damping,
+            approximation=self.approximation,
             fisher="exact",
             statistics_fraction=1.0,
             quadratic_fraction=1.0,
             statistics_every=1,
             inverse_every=1,
         )
+
+    def expected(self):
+        """The oracle of the same steps."""
+        tridiagonal = self.approximation == "block_tridiagonal"
+        form = oracle_tridiagonal.Kfac if tridiagonal else oracle.Kfac
+        return form(oracle_layers(self.model()), self.kind, **self.options)
 
     def targets(self, batch):
         """`(for Keras, for the oracle)`."""
@@ -259,6 +269,13 @@ def _kfac_cases():
         "trust region, levenberg": KfacCase(
             (4, 1), ("tanh", "exponential"), "poisson", "poisson",
             {**trust, "damping": 0.5, "damping_every": 1},
+        ),
+        # Batches of 8, 8 and 7 rows; one row of weight 0, columns that are zero or
+        # copies. A trial of gamma in the third step.
+        "tridiagonal": KfacCase(
+            (4, 3, 5, 3), ("tanh", "sigmoid", "tanh", "linear"), softmax, "ce_logits",
+            {"damping": 0.3, "damping_every": 1, "gamma_every": 2}, (0.01, 0.0),
+            (0, 1, 2), "block_tridiagonal",
         ),
     }  # fmt: skip
 
