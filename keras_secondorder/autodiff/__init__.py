@@ -15,7 +15,7 @@ linearize_gradient = _backend.linearize_gradient
 eagerly = _backend.eagerly
 no_grad = _backend.no_grad
 spd_inverses = _backend.spd_inverses
-spd_pencils = _backend.spd_pencils
+symmetric_eigh = _backend.symmetric_eigh
 
 _leaving = _backend if hasattr(_backend, "portable") else eager
 compiled = _leaving.compiled
@@ -38,7 +38,7 @@ __all__ = [
     "no_grad",
     "portable",
     "spd_inverses",
-    "spd_pencils",
     "stepwise",
+    "symmetric_eigh",
     "vjp",
 ]

@@ -8,7 +8,7 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.tree_util import Partial
 
 from keras_secondorder.autodiff.contract import Linearization
-from keras_secondorder.autodiff.host import lapack_inverses, lapack_pencils
+from keras_secondorder.autodiff.host import lapack_inverses
 
 
 def vjp(f, primals, taps=True):
@@ -148,6 +148,20 @@ def spd_inverses(matrices, compiled=False):
     return [_cholesky_inverse(m) for m in matrices]
 
 
+def symmetric_eigh(matrices, compiled=False):
+    """Eigenvalues and eigenvectors; NaN where there are none.
+
+    JAX calls LAPACK's syevd itself on a CPU, so nothing is gained by the host.
+    """
+    pairs = []
+    for matrix in matrices:
+        values, vectors = jnp.linalg.eigh(matrix, symmetrize_input=False)
+        sound = jnp.all(jnp.isfinite(matrix), axis=(-2, -1), keepdims=True)
+        vectors = jnp.where(sound, vectors, jnp.nan)
+        pairs.append((jnp.where(sound[..., 0], values, jnp.nan), vectors))
+    return pairs
+
+
 def _cholesky_inverse(matrix):
     factor = jnp.linalg.cholesky(matrix)
     identity = jnp.eye(matrix.shape[-1], dtype=matrix.dtype)
@@ -155,30 +169,3 @@ def _cholesky_inverse(matrix):
         factor, jnp.broadcast_to(identity, matrix.shape), lower=True
     )
     return jnp.swapaxes(half, -1, -2) @ half
-
-
-def spd_pencils(pairs, compiled=False):
-    """Diagonalize pairs `(A, C)` together: `K^T A K = I`, `K^T C K = diag(s)`.
-
-    On the host in the same cases as `spd_inverses`.
-    """
-    if pairs and jax.default_backend() == "cpu" and jax.device_count() == 1:
-        specs, matrices = [], []
-        for pair in pairs:
-            specs += [jax.ShapeDtypeStruct(s, pair[0].dtype) for s in _sizes(pair[0])]
-            matrices += pair
-        flat = jax.pure_callback(lapack_pencils, specs, *matrices)
-        return list(zip(flat[::2], flat[1::2], strict=True))
-    return [_pencil(A, C) for A, C in pairs]
-
-
-def _sizes(matrix):
-    return matrix.shape[:1], matrix.shape
-
-
-def _pencil(A, C):
-    L = jnp.linalg.cholesky(A)
-    half = jax.scipy.linalg.solve_triangular(L, C, lower=True)
-    M = jax.scipy.linalg.solve_triangular(L, half.T, lower=True)
-    s, E = jnp.linalg.eigh(M)
-    return s, jax.scipy.linalg.solve_triangular(L, E, lower=True, trans=1)

@@ -6,7 +6,7 @@ import contextlib
 import tensorflow as tf
 
 from keras_secondorder.autodiff.contract import Linearization
-from keras_secondorder.autodiff.host import lapack_inverses, lapack_pencils
+from keras_secondorder.autodiff.host import lapack_eighs, lapack_inverses
 
 
 def vjp(f, primals, taps=True):
@@ -148,34 +148,40 @@ def spd_inverses(matrices, compiled=False):
     ]
 
 
+def symmetric_eigh(matrices, compiled=False):
+    """Eigenvalues and eigenvectors; NaN where there are none.
+
+    Outside XLA they go to LAPACK's syevd on the host, as TensorFlow's own raises where
+    there are none. Inside XLA they come from its Jacobi iteration, which is exact but
+    far slower.
+    """
+    if compiled or not matrices:
+        return [_xla_eigh(m) for m in matrices]
+    types = [m.dtype for m in matrices for _ in range(2)]
+    arrays = tf.numpy_function(lambda *m: lapack_eighs(m), matrices, types)
+    return [
+        (
+            tf.ensure_shape(values, matrix.shape[:-1]),
+            tf.ensure_shape(vectors, matrix.shape),
+        )
+        for values, vectors, matrix in zip(
+            arrays[::2], arrays[1::2], matrices, strict=True
+        )
+    ]
+
+
+def _xla_eigh(matrix):
+    values, vectors = tf.linalg.eigh(matrix)
+    finite = tf.math.is_finite(matrix)
+    sound = tf.reduce_all(finite, axis=[-2, -1], keepdims=True)
+    nan = tf.fill(tf.shape(matrix), tf.constant(float("nan"), matrix.dtype))
+    vectors = tf.where(sound, vectors, nan)
+    return tf.where(sound[..., 0], values, nan[..., 0]), vectors
+
+
 def _cholesky_inverse(matrix):
     factor = tf.linalg.cholesky(matrix)
     identity = tf.eye(matrix.shape[-1], dtype=matrix.dtype)
     identity = tf.broadcast_to(identity, matrix.shape)
     half = tf.linalg.triangular_solve(factor, identity, lower=True)
     return tf.matmul(half, half, transpose_a=True)
-
-
-def spd_pencils(pairs, compiled=False):
-    """Diagonalize pairs `(A, C)` together: `K^T A K = I`, `K^T C K = diag(s)`.
-
-    On the host in the same cases as `spd_inverses`.
-    """
-    if compiled or not pairs:
-        return [_pencil(A, C) for A, C in pairs]
-    matrices = [m for pair in pairs for m in pair]
-    types = [m.dtype for m in matrices]
-    flat = tf.numpy_function(lapack_pencils, matrices, types)
-    results = []
-    for (A, _), s, K in zip(pairs, flat[::2], flat[1::2], strict=True):
-        shape = A.shape
-        results.append((tf.ensure_shape(s, shape[:1]), tf.ensure_shape(K, shape)))
-    return results
-
-
-def _pencil(A, C):
-    L = tf.linalg.cholesky(A)
-    half = tf.linalg.triangular_solve(L, C)
-    M = tf.linalg.triangular_solve(L, tf.transpose(half))
-    s, E = tf.linalg.eigh(M)
-    return s, tf.linalg.triangular_solve(L, E, adjoint=True)

@@ -134,17 +134,17 @@ def spd_inverses(matrices, compiled=False):
     return inverses
 
 
-def spd_pencils(pairs, compiled=False):
-    """Diagonalize pairs `(A, C)` together: `K^T A K = I`, `K^T C K = diag(s)`."""
-    results = []
-    for A, C in pairs:
-        L, failed = torch.linalg.cholesky_ex(A)
-        half = torch.linalg.solve_triangular(L, C, upper=False)
-        M = torch.linalg.solve_triangular(L, half.T, upper=False)
-        usable = (failed == 0) & torch.isfinite(M).all()
-        # `eigh` raises where something is not finite.
-        s, E = torch.linalg.eigh(torch.where(usable, M, torch.zeros_like(M)))
-        K = torch.linalg.solve_triangular(L.T, E, upper=True)
-        nan = torch.full_like(s, float("nan"))
-        results.append((torch.where(usable, s, nan), torch.where(usable, K, nan)))
-    return results
+def symmetric_eigh(matrices, compiled=False):
+    """Eigenvalues and eigenvectors; NaN where there are none."""
+    pairs = []
+    for matrix in matrices:
+        sound = torch.isfinite(matrix).all(-1, True).all(-2, True)
+        identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+        try:
+            values, vectors = torch.linalg.eigh(torch.where(sound, matrix, identity))
+        except torch.linalg.LinAlgError:  # the iteration did not converge
+            values, vectors, sound = matrix[..., 0], matrix, torch.zeros_like(sound)
+        nan = torch.full_like(vectors, float("nan"))
+        vectors = torch.where(sound, vectors, nan)
+        pairs.append((torch.where(sound[..., 0], values, nan[..., 0]), vectors))
+    return pairs

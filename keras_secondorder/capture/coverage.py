@@ -61,8 +61,10 @@ class Block(NamedTuple):
     def bytes(self) -> int:
         """Memory of the running factors and of their inverses."""
         if self.wrapper is not None:
-            link = self.successor and link_bytes(self.wrapper, self.successor)
-            return 2 * sum(s.bytes for part in self.sides for s in part) + (link or 0)
+            total = 2 * sum(side.bytes for part in self.sides for side in part)
+            if self.successor is not None:
+                total += link_bytes(self.wrapper, self.successor)
+            return total
         if self.kind == "diagonal":
             return sum(math.prod(v.shape) for v in self.variables) * FLOAT_BYTES
         return 0

@@ -45,9 +45,10 @@ class BlockDiagonal:
         Martens (2016), thesis, section 6.4.2.
     """
 
-    #: Whether layers that follow each other are linked.
-    chains = False
-    _kronecker = KroneckerBlock
+    #: The class of the blocks with Kronecker factors.
+    kronecker = KroneckerBlock
+    #: The class of those that are linked to the next one; None for no links.
+    chained = None
 
     def __init__(
         self,
@@ -60,13 +61,18 @@ class BlockDiagonal:
         compiled: bool = False,
     ):
         self.plan = plan_blocks(
-            model, on_unsupported, max_factor_size, factor_memory, self.chains
+            model,
+            on_unsupported,
+            max_factor_size,
+            factor_memory,
+            chains=self.chained is not None,
         )
         self._compiled = compiled
         self.blocks = []
         for plan in self.plan:
             if plan.kind == "kronecker":
-                self.blocks.append(self._kronecker(plan, add_variable, weight_sharing))
+                block = self.kronecker if plan.successor is None else self.chained
+                self.blocks.append(block(plan, add_variable, weight_sharing))
             elif plan.kind == "unitwise":
                 self.blocks.append(UnitwiseBlock(plan, add_variable))
             elif plan.kind == "diagonal":
@@ -132,7 +138,7 @@ class BlockDiagonal:
         """
         cached, failed = self.cached_inverses()
         values = []
-        for old, new in zip(cached, self._fresh_inverses(gamma), strict=True):
+        for old, new in zip(cached, self._fresh(gamma), strict=True):
             usable = vectors.is_finite(new)
             values.append(
                 [ops.where(usable, n, o) for n, o in zip(new, old, strict=True)]
@@ -140,22 +146,18 @@ class BlockDiagonal:
             failed = failed + ops.cast(ops.logical_not(usable), failed.dtype)
         return Inverses(values, failed)
 
-    def _systems(self, gamma) -> list:
-        """`(factors, dampings)` of each block."""
-        return [
+    def _fresh(self, gamma) -> list:
+        """New inverses of each block, finite or not."""
+        systems = [
             block.systems(vectors.values(block.factors), gamma, self.eta[places[0]])
             if block.wrapper is not None
             else ([], [])
             for block, places in zip(self.blocks, self._places, strict=True)
         ]
-
-    def _fresh_inverses(self, gamma) -> list:
-        """New values of each block's `inverses`."""
-        systems = self._systems(gamma)
-        factors = [f for system in systems for f in system[0]]
-        dampings = [d for system in systems for d in system[1]]
-        fresh = iter(damped_inverses(factors, dampings, self._compiled))
-        return [[next(fresh) for _ in system[0]] for system in systems]
+        factors = sum((matrices for matrices, _ in systems), [])
+        dampings = sum((added for _, added in systems), [])
+        inverses = iter(damped_inverses(factors, dampings, self._compiled))
+        return [[next(inverses) for _ in matrices] for matrices, _ in systems]
 
     def keep_inverses(self, inverses: Inverses) -> None:
         """Store inverses for the steps to come."""

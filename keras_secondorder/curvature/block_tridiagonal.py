@@ -62,8 +62,8 @@ class ChainedBlock(KroneckerBlock):
     @property
     def inverses(self) -> list:
         """Variables `[K_A, s_A, K_G, s_G, Psi_A, Psi_G]`; see `solve_difference`."""
-        s_A, s_G = self._eigenvalues
-        return [*self._A_inverse, s_A, *self._G_inverse, s_G, *self._psi]
+        (K_A, K_G), (s_A, s_G) = super().inverses, self._eigenvalues
+        return [K_A, s_A, K_G, s_G, *self._psi]
 
     def input_statistics(self, inputs: list, weights) -> list:
         """`[A_i, A_ij]` of one batch, from the inputs of both layers."""
@@ -118,11 +118,6 @@ def _touched(factor, V):
     return ops.logical_or(ops.diagonal(factor) > 0, ops.any(V != 0, axis=1))
 
 
-def _kronecker(plan: Block, *arguments):
-    block = KroneckerBlock if plan.successor is None else ChainedBlock
-    return block(plan, *arguments)
-
-
 class BlockTridiagonal(BlockDiagonal):
     """The curvature of a network whose neighbouring layers are seen together.
 
@@ -143,8 +138,7 @@ class BlockTridiagonal(BlockDiagonal):
         Grosse (2015), section 4.3 and appendix B.
     """
 
-    chains = True
-    _kronecker = staticmethod(_kronecker)
+    chained = ChainedBlock
 
     def __init__(self, *arguments, **keywords):
         super().__init__(*arguments, **keywords)
@@ -156,19 +150,18 @@ class BlockTridiagonal(BlockDiagonal):
             if isinstance(b, ChainedBlock)
         ]
 
-    def _fresh_inverses(self, gamma) -> list:
-        fresh = super()._fresh_inverses(gamma)
-        systems = self._systems(gamma)
+    def _fresh(self, gamma) -> list:
+        fresh = super()._fresh(gamma)
         matrices, dampings, explained, psi = [], [], [], []
         for i, j in self.links:
-            _, A_ij, _, G_ij = vectors.values(self.blocks[i].factors)
-            for matrix, damping, cross, inverse in zip(
-                *systems[i], (A_ij, G_ij), fresh[j], strict=True
-            ):
+            factors = vectors.values(self.blocks[i].factors)
+            eta = self.eta[self._places[i][0]]
+            own = self.blocks[i].systems(factors, gamma, eta)
+            matrices += own[0]
+            dampings += own[1]
+            for cross, inverse in zip(factors[1::2], fresh[j], strict=True):
                 psi.append(ops.matmul(cross, inverse))
                 explained.append(ops.matmul(psi[-1], ops.transpose(cross)))
-                matrices.append(matrix)
-                dampings.append(damping)
         roots = joint_roots(matrices, dampings, explained, self._compiled)
         values = list(fresh)
         for n, (i, _) in enumerate(self.links):

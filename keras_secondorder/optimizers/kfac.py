@@ -68,7 +68,8 @@ class KFAC(SecondOrderOptimizer):
             learning rate, and none with an adaptive one.
         step_rule: A `StepRule` object in place of `learning_rate`, `momentum` and
             `norm_constraint` (a fixed learning rate still scales its steps).
-        approximation: Form of the approximate Fisher matrix: "block_diagonal".
+        approximation: Form of the approximate Fisher matrix: "block_diagonal", or
+            "block_tridiagonal" to see dense layers with the next one.
         fisher: Which Fisher matrix: "sampled" draws one target an example from the
             model's own predictions, "exact" sums over all of them, "empirical" takes
             the labels.

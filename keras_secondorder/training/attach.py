@@ -6,6 +6,8 @@ import types
 import keras
 
 from keras_secondorder.capture import Coverage, is_built, plan_blocks
+from keras_secondorder.curvature import APPROXIMATIONS
+from keras_secondorder.optimizers.arguments import check_one_of
 from keras_secondorder.optimizers.base import SecondOrderOptimizer
 from keras_secondorder.training.train_step import (
     inner_optimizer,
@@ -70,18 +72,19 @@ def detach(model) -> None:
         model.train_function = None
 
 
-def coverage(model) -> Coverage:
+def coverage(model, approximation: str | None = None) -> Coverage:
     """Print which curvature block each trainable variable gets, and why.
 
     Args:
         model: A built Keras model. Where it is compiled with `KFAC`, that optimizer's
             settings apply.
+        approximation: As in `KFAC`; by default that of the optimizer.
 
     Returns:
         The blocks, a list of `capture.Block` that shows itself as the table.
 
     Raises:
-        ValueError: The model is not built.
+        ValueError: The model is not built, or there is no such approximation.
 
     Example:
         >>> import keras, keras_secondorder as kso
@@ -105,7 +108,11 @@ def coverage(model) -> Coverage:
             f"The model '{model.name}' has no variables yet. Received a model that was "
             "never built. Call it on a batch, or `model.build(input_shape)`, first."
         )
-    blocks = Coverage(plan_blocks(model, **settings))
+    if approximation is None:
+        approximation = getattr(optimizer, "approximation", "block_diagonal")
+    check_one_of("approximation", approximation, APPROXIMATIONS)
+    chains = APPROXIMATIONS[approximation].chained is not None
+    blocks = Coverage(plan_blocks(model, **settings, chains=chains))
     print(blocks)
     return blocks
 
