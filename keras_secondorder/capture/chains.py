@@ -42,15 +42,15 @@ def with_successors(model, blocks: list, uses, budget: int | None) -> list:
     Returns:
         The blocks, some of them with a `successor`.
     """
-    if uses is None or not getattr(model, "outputs", None):
+    if uses is None:
         return blocks
+    plain = {id(b.wrapper.layer): b for b in blocks if _is_plain(b, uses)}
     graph = _Graph(model)
-    plain = {id(b.wrapper.layer): b for b in blocks if _is_plain(b, uses, graph)}
     left = None if budget is None else budget - sum(b.bytes for b in blocks)
     linked = []
     for block in blocks:
         follower = None
-        if block.wrapper is not None and id(block.wrapper.layer) in plain:
+        if id(block.wrapper and block.wrapper.layer) in plain:
             follower = plain.get(id(graph.next_layer(block.wrapper.layer, plain)))
         if follower is not None:
             joined = block._replace(successor=follower.wrapper)
@@ -67,73 +67,115 @@ def link_bytes(wrapper, successor) -> int:
     return (2 * pairs + wrapper.d_in + wrapper.d_out) * FLOAT_BYTES
 
 
-def _is_plain(block, uses, graph) -> bool:
-    wrapper = block.wrapper
+def _is_plain(block, uses) -> bool:
+    """Whether a block is one pair of full factors, of one call with one position."""
     return (
-        type(wrapper) is DenseWrapper
-        and uses.calls[wrapper] == 1
+        type(block.wrapper) is DenseWrapper
+        and uses.calls[block.wrapper] == 1
+        and uses.ranks[block.wrapper] == 2
         and all(side.blocks * side.stack == 1 for side in block.sides[0])
-        and graph.input_rank(wrapper.layer) == 2
     )
 
 
 class _Graph:
-    """The layers behind a model's outputs, and who takes the output of each.
+    """Who takes the output of each layer of a model.
 
-    Read from the symbolic tensors that a layer got and gave when the model was made.
-    A layer that was called several times shows the first call only: what follows the
-    others is not found, and ends a chain.
+    Sequential models say it by the order of their layers, functional ones by their
+    config, which has all calls of each layer in this model and in no other. Nested
+    models are gone through where they have one input.
     """
 
     def __init__(self, model):
-        self._producers, self._same = {}, {}
-        self._register(model)
-        self._takers = collections.defaultdict(list)
-        self._inputs = {}
-        waiting = [self._resolve(t) for t in model.outputs]
-        for tensor in waiting:
-            self._takers[id(tensor)].append(None)  # the loss
-        while waiting:
-            layer = self._producers.get(id(waiting.pop()))
-            if layer is None or id(layer) in self._inputs:
-                continue
-            inputs = [self._resolve(t) for t in keras.tree.flatten(layer.input)]
-            self._inputs[id(layer)] = inputs
-            for tensor in inputs:
-                self._takers[id(tensor)].append(layer)
-            waiting += inputs
-
-    def _register(self, model):
-        for layer in getattr(model, "operations", model.layers):
-            if not hasattr(layer, "output"):
-                continue  # never called on symbolic tensors
-            outputs = keras.tree.flatten(layer.output)
-            if isinstance(layer, keras.Model) and getattr(layer, "outputs", None):
-                # A nested model: its own tensors stand for those around it.
-                inputs = keras.tree.flatten(layer.input)
-                pairs = [*zip(outputs, layer.outputs, strict=True)]
-                pairs += zip(layer.inputs, inputs, strict=True)
-                self._same.update({id(a): b for a, b in pairs if a is not b})
-                self._register(layer)
-            else:
-                self._producers.update({id(t): layer for t in outputs})
-
-    def _resolve(self, tensor):
-        while id(tensor) in self._same:
-            tensor = self._same[id(tensor)]
-        return tensor
-
-    def input_rank(self, layer) -> int | None:
-        """Number of axes of a layer's only input; None for others."""
-        inputs = self._inputs.get(id(layer), [])
-        return len(inputs[0].shape) if len(inputs) == 1 else None
+        self._takers = collections.defaultdict(list)  # by tensor
+        self._outputs = collections.defaultdict(list)  # by layer, one for each call
+        for tensor in self._walk(model) or ():
+            self._takers[tensor].append(None)  # the loss
 
     def next_layer(self, layer, wanted: dict):
         """The only layer of `wanted`, by id, that a layer's output reaches; or None."""
         while True:
-            takers = self._takers[id(self._resolve(layer.output))]
+            outputs = self._outputs[id(layer)]
+            takers = self._takers[outputs[0], 0] if len(outputs) == 1 else []
             layer = takers[0] if len(takers) == 1 else None
             if layer is None or id(layer) in wanted:
                 return layer
             if not isinstance(layer, PASSING):
                 return None
+
+    def _walk(self, model, inputs=None) -> list | None:
+        """The outputs of a model, or None where it does not say how it is made."""
+        if isinstance(model, keras.Sequential):
+            (tensor,) = inputs or [object()]
+            for layer in model.layers:
+                tensor = self._call(layer, [tensor])(0)
+            return [tensor]
+        config = _functional_config(model)
+        if config is None:
+            return None
+        starts = _histories(config["input_layers"])
+        inputs = inputs or [object() for _ in starts]
+        known = {
+            t[:2]: [tensor].__getitem__
+            for t, tensor in zip(starts, inputs, strict=True)
+        }
+        layers = {layer.name: layer for layer in model.operations}
+        waiting = _calls(config)
+        while waiting:
+            call = next(c for c in waiting if all(t[:2] in known for t in c[1]))
+            waiting.remove(call)
+            (name, number), arguments = call
+            tensors = [known[t[:2]](t[2]) for t in arguments]
+            known[name, number] = self._call(layers[name], tensors)
+        return [known[t[:2]](t[2]) for t in _histories(config["output_layers"])]
+
+    def _call(self, layer, tensors: list):
+        """A function from a number to that output of a layer."""
+        if isinstance(layer, keras.Model) and len(tensors) == 1:
+            outputs = self._walk(layer, tensors)
+            if outputs is not None:
+                return outputs.__getitem__
+        for tensor in tensors:
+            self._takers[tensor].append(layer)
+        call = object()
+        self._outputs[id(layer)].append(call)
+        return lambda k: (call, k)
+
+
+def _functional_config(model) -> dict | None:
+    """The config of a functional model, or None for another or where it has none."""
+    if not hasattr(model, "operations"):
+        return None
+    try:
+        config = model.get_config()
+    except NotImplementedError:  # a layer of the user's that cannot be saved
+        return None
+    return config if "input_layers" in config else None
+
+
+def _calls(config: dict) -> list:
+    """`((layer's name, number of its call), its tensors)` of a functional model."""
+    return [
+        ((layer["name"], number), _tensors_in([node["args"], node["kwargs"]]))
+        for layer in config["layers"]
+        for number, node in enumerate(layer["inbound_nodes"])
+    ]
+
+
+def _tensors_in(tree) -> list:
+    """Where the tensors in a call's arguments come from: (name, call, output)."""
+    if isinstance(tree, dict):
+        if tree.get("class_name") == "__keras_tensor__":
+            return [tuple(tree["config"]["keras_history"])]
+        tree = list(tree.values())
+    if not isinstance(tree, list | tuple):
+        return []
+    return [tensor for item in tree for tensor in _tensors_in(item)]
+
+
+def _histories(tree) -> list:
+    """All (name, call, output) in a list or dictionary of them."""
+    if isinstance(tree, dict):
+        tree = list(tree.values())
+    if tree and isinstance(tree[0], str):
+        return [tuple(tree)]
+    return [history for item in tree for history in _histories(item)]
