@@ -119,7 +119,7 @@ class _Graph:
             for t, tensor in zip(starts, inputs, strict=True)
         }
         layers = {layer.name: layer for layer in model.operations}
-        waiting = _calls(config)
+        waiting = _calls(config, layers)
         while waiting:
             call = next(c for c in waiting if all(t[:2] in known for t in c[1]))
             waiting.remove(call)
@@ -152,13 +152,16 @@ def _functional_config(model) -> dict | None:
     return config if "input_layers" in config else None
 
 
-def _calls(config: dict) -> list:
+def _calls(config: dict, layers: dict) -> list:
     """`((layer's name, number of its call), its tensors)` of a functional model."""
-    return [
-        ((layer["name"], number), _tensors_in([node["args"], node["kwargs"]]))
-        for layer in config["layers"]
-        for number, node in enumerate(layer["inbound_nodes"])
-    ]
+    calls = []
+    for layer in config["layers"]:
+        # Keras counts the making of a functional model as its first call.
+        first = int(hasattr(layers[layer["name"]], "operations"))
+        for number, node in enumerate(layer["inbound_nodes"], start=first):
+            tensors = _tensors_in([node["args"], node["kwargs"]])
+            calls.append(((layer["name"], number), tensors))
+    return calls
 
 
 def _tensors_in(tree) -> list:
