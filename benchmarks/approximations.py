@@ -3,7 +3,8 @@
 Each form trains the same network from the same weights on the same batches. The error
 is the squared difference between an image and its reconstruction, summed over the
 pixels, on the first 10,000 training images. `--thesis` takes the settings of Martens'
-thesis in place of the defaults. Seconds are those of training, with compilation.
+thesis in place of the defaults; `--fraction` is the share of each batch for statistics
+and for the quadratic model. Seconds are those of training, with compilation.
 """
 
 import common
@@ -33,7 +34,11 @@ from keras_secondorder.curvature import APPROXIMATIONS
 
 def optimizer(approximation):
     """K-FAC with one form of the matrix; everything else is the same for all."""
-    settings = {"approximation": approximation, "statistics_fraction": args.fraction}
+    settings = {
+        "approximation": approximation,
+        "statistics_fraction": args.fraction,
+        "quadratic_fraction": args.fraction,
+    }
     if args.thesis:
         rule = kso.LevenbergMarquardt(150.0, decay=args.decay)
         return kso.KFAC.thesis(rule, **settings)
@@ -97,7 +102,6 @@ def fit(model, x, seed):
 
         def on_epoch_end(self, epoch, logs=None):
             curve.append(((epoch + 1) * args.every, clock.pause(), error()))
-            print(f"  {curve[-1]}", {k: float(v) for k, v in logs.items()}, flush=True)
 
     model.fit(
         batches(),

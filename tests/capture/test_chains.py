@@ -121,6 +121,10 @@ class Subclassed(keras.Model):
         super().__init__()
         self.a, self.b = dense("a"), dense("b")
 
+    def build(self, shape):
+        self.a.build(shape)
+        self.b.build((None, 3))
+
     def call(self, x):
         return self.b(self.a(x))
 
