@@ -40,7 +40,7 @@ def optimizer(approximation):
         "quadratic_fraction": args.fraction,
     }
     if args.thesis:
-        rule = kso.LevenbergMarquardt(150.0, decay=args.decay)
+        rule = kso.AdaptiveDamping(150.0, decay=args.decay)
         return kso.KFAC.thesis(rule, **settings)
     return kso.KFAC(**settings)
 

@@ -38,8 +38,8 @@ def _paired(moments):
 
 def blocks_of(moments):
     """`F_ii` and `F_(i,i+1)` from (damped) moments."""
-    diagonal = [np.kron(A, G) for A, _, G, _ in moments]
-    above = [np.kron(A_ij, G_ij) for _, A_ij, _, G_ij in moments[:-1]]
+    diagonal = [np.kron(m[0], m[len(m) // 2]) for m in moments]
+    above = [np.kron(m[1], m[3]) for m in moments[:-1]]
     return diagonal, above
 
 
