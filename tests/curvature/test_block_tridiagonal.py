@@ -19,7 +19,7 @@ GAMMA = 0.3
 BATCH = problems.classification().batches()[0]
 # float32 against float64, at condition numbers of about 100.
 INVERSE_RTOL = 1e-5
-X, W = BATCH.x.astype(float), BATCH.sample_weight / 8.0
+X, W = BATCH.x.astype(float), BATCH.sample_weight.astype(float) / 8.0
 
 
 def tensor(array):
