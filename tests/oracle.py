@@ -298,7 +298,7 @@ class Kfac:
         eta = np.concatenate([layer.eta.ravel() for layer in layers])
         grad = gradient(layers, kind, x, y, w)
         curvature = fisher(layers, kind, x, w) + np.diag(self.damping + eta)
-        self._average(factors(layers, kind, x, w))
+        self._average(self._statistics(x, w))
         self._correct(fisher(layers, kind, x, w))
         if self.gamma_every is None:
             self.gamma = np.sqrt(self.damping)
@@ -332,6 +332,9 @@ class Kfac:
         self.previous = direction
         self.layers = moved(layers, update)
         return Report(update, alpha * lr, mu, damping, self.gamma, rho)
+
+    def _statistics(self, x, w):
+        return factors(self.layers, self.kind, x, w)
 
     def _average(self, new):
         if self.average is None:

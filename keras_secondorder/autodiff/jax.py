@@ -1,6 +1,7 @@
 """The autodiff contract on JAX."""
 
 import contextlib
+import os
 
 import jax
 import jax.numpy as jnp
@@ -140,12 +141,21 @@ def spd_inverses(matrices, compiled=False):
 
     On one CPU device they go to LAPACK's potrf and potri on the host, all in one call:
     calls side by side would share the cores with one another. Elsewhere they stay
-    where they are.
+    where they are, also on a single core: a call to the host waits there for a copy of
+    its arguments, which would have to be made by the thread that waits.
     """
-    if matrices and jax.default_backend() == "cpu" and jax.device_count() == 1:
+    one_device = jax.default_backend() == "cpu" and jax.device_count() == 1
+    if matrices and one_device and _cores() > 1:
         specs = [jax.ShapeDtypeStruct(m.shape, m.dtype) for m in matrices]
         return jax.pure_callback(lapack_inverses, specs, matrices)
     return [_cholesky_inverse(m) for m in matrices]
+
+
+def _cores() -> int:
+    """Number of cores that the process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def symmetric_eigh(matrices, compiled=False):

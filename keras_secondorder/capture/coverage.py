@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import keras
 
+from keras_secondorder.capture.chains import link_bytes, with_successors
 from keras_secondorder.capture.memory import (
     FLOAT_BYTES,
     bytes_of,
@@ -34,6 +35,7 @@ class Block(NamedTuple):
         reason: Why it is neither of them, else an empty string.
         sides: The form of its factors, a tuple for each affine map of the layer.
         eigenvalues: Whether it keeps the eigenvalues of `A (x) G`.
+        successor: The wrapper of the layer that follows, in a block-tridiagonal chain.
     """
 
     kind: str
@@ -43,6 +45,7 @@ class Block(NamedTuple):
     reason: str = ""
     sides: list = ()
     eigenvalues: bool = False
+    successor: LayerWrapper | None = None
 
     @property
     def factors(self) -> str:
@@ -50,16 +53,21 @@ class Block(NamedTuple):
         names = {"kronecker": "AG", "unitwise": "F"}.get(self.kind)
         if names is None:
             return "diagonal" if self.kind == "diagonal" else "identity"
-        return "; ".join(
+        text = "; ".join(
             ", ".join(f"{n} {side}" for n, side in zip(names, part, strict=True))
             for part in self.sides
         )
+        chained = self.successor is not None
+        return f"{text}, to {self.successor.layer.name}" if chained else text
 
     @property
     def bytes(self) -> int:
         """Memory of the running factors and of their inverses or eigenbases."""
         if self.wrapper is not None:
-            return bytes_of(self.sides, self.eigenvalues)
+            total = bytes_of(self.sides, self.eigenvalues)
+            if self.successor is not None:
+                total += link_bytes(self.wrapper, self.successor)
+            return total
         if self.kind == "diagonal":
             return sum(math.prod(v.shape) for v in self.variables) * FLOAT_BYTES
         return 0
@@ -71,6 +79,7 @@ def plan_blocks(
     max_factor_size: int = 8192,
     factor_memory: int | None = None,
     eigenvalues: bool = False,
+    chains: bool = False,
 ) -> list[Block]:
     """Decide on a block for every trainable variable of a built model.
 
@@ -82,6 +91,7 @@ def plan_blocks(
         factor_memory: Bytes that all factors and inverses may take; the largest are
             split into blocks until they fit. None is half of the machine's memory.
         eigenvalues: Whether Kronecker blocks keep eigenvalues, as many as weights.
+        chains: Whether dense layers that follow each other are linked.
 
     Returns:
         Blocks that cover every trainable variable once, in the order of the model.
@@ -142,7 +152,7 @@ def plan_blocks(
                 f"No Kronecker block for: {names}. Received on_unsupported='error'. "
                 "Use on_unsupported='diagonal' to train these with a diagonal block."
             )
-    return blocks
+    return with_successors(model, blocks, uses, budget) if chains else blocks
 
 
 def _reason_against(wrapper, uses, owners) -> str:

@@ -57,10 +57,12 @@ class Uses(NamedTuple):
     Attributes:
         calls: Dict from wrapper to the number of calls of its layer.
         outside: Ids of variables that were read outside of their layer's call.
+        ranks: Dict from wrapper to the number of axes of its layer's last input.
     """
 
     calls: dict
     outside: set
+    ranks: dict
 
 
 def count_uses(model, wrappers: list[LayerWrapper]) -> Uses | None:
@@ -76,7 +78,7 @@ def count_uses(model, wrappers: list[LayerWrapper]) -> Uses | None:
     spec = _input_spec(model)
     if spec is None:
         return None
-    uses = Uses(dict.fromkeys(wrappers, 0), set())
+    uses = Uses(dict.fromkeys(wrappers, 0), set(), {})
     owners = {id(v): w for w in wrappers for v in w.variables}
     running = []
 
@@ -90,8 +92,10 @@ def count_uses(model, wrappers: list[LayerWrapper]) -> Uses | None:
             return super().get_current_value(variable)
 
     def watch(wrapper, stack):
-        def on_input(tensor):
+        def on_input(inputs):
             uses.calls[wrapper] += 1
+            # Recurrent layers record a pair: the sequences and the states before.
+            uses.ranks[wrapper] = len(keras.tree.flatten(inputs)[0].shape)
 
         stack.enter_context(wrapper.record(on_input, lambda s: s))
         forward = wrapper.layer.call

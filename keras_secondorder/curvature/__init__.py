@@ -1,6 +1,7 @@
 """Curvature matrices: to be multiplied by, and approximations to be inverted."""
 
 from keras_secondorder.curvature.block_diagonal import BlockDiagonal, Inverses
+from keras_secondorder.curvature.block_tridiagonal import BlockTridiagonal
 from keras_secondorder.curvature.dense_operator import DenseOperator
 from keras_secondorder.curvature.diagonal import DiagonalBlock, IdentityBlock
 from keras_secondorder.curvature.eigenvalue_corrected import (
@@ -31,15 +32,12 @@ from keras_secondorder.curvature.unitwise import UnitwiseBlock
 #: The forms of the approximate Fisher matrix, by the name that `KFAC` has for them.
 APPROXIMATIONS = {
     "block_diagonal": BlockDiagonal,
-    "eigenvalue_corrected": EigenvalueCorrected,
+    "block_tridiagonal": BlockTridiagonal,
+    "eigenvalue_corrected": FactoredEigenvalueCorrected,
 }
 #: The same by how `lambda I` enters: by a part of it in each factor, or as it is.
 TIKHONOV = {
-    "auto": APPROXIMATIONS,
-    "factored": {
-        **APPROXIMATIONS,
-        "eigenvalue_corrected": FactoredEigenvalueCorrected,
-    },
+    "factored": APPROXIMATIONS,
     "exact": {
         "block_diagonal": ExactTikhonov,
         "eigenvalue_corrected": EigenvalueCorrected,
@@ -52,6 +50,7 @@ __all__ = [
     "SHARINGS",
     "TIKHONOV",
     "BlockDiagonal",
+    "BlockTridiagonal",
     "DenseOperator",
     "Density",
     "DiagonalBlock",

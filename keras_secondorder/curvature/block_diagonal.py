@@ -47,6 +47,8 @@ class BlockDiagonal:
 
     #: The class of the blocks with Kronecker factors.
     kronecker = KroneckerBlock
+    #: The class of those that are linked to the next one; None for no links.
+    chained = None
 
     def __init__(
         self,
@@ -63,13 +65,14 @@ class BlockDiagonal:
             on_unsupported,
             max_factor_size,
             factor_memory,
-            self.kronecker.has_eigenvalues,
+            **self.plan_options(),
         )
         self._compiled = compiled
         self.blocks = []
         for plan in self.plan:
             if plan.kind == "kronecker":
-                self.blocks.append(self.kronecker(plan, add_variable, weight_sharing))
+                block = self.kronecker if plan.successor is None else self.chained
+                self.blocks.append(block(plan, add_variable, weight_sharing))
             elif plan.kind == "unitwise":
                 self.blocks.append(UnitwiseBlock(plan, add_variable))
             elif plan.kind == "diagonal":
@@ -83,6 +86,14 @@ class BlockDiagonal:
         self.count = add_variable((), "zeros", "float32", name="statistics_count")
         #: How many blocks kept an old inverse because the new one was not finite.
         self.failed = add_variable((), "zeros", "int32", name="failed_inverses")
+
+    @classmethod
+    def plan_options(cls) -> dict:
+        """What `plan_blocks` has to know of this form."""
+        return {
+            "eigenvalues": cls.kronecker.has_eigenvalues,
+            "chains": cls.chained is not None,
+        }
 
     @property
     def wrappers(self) -> list:

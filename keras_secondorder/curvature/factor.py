@@ -148,22 +148,29 @@ def damped_inverses(factors: list, dampings: list, compiled: bool = False) -> li
     Returns:
         The inverses; NaN throughout where a factorisation failed.
     """
-    scaled, scales, inverses = [], [], []
-    for factor, damping in zip(factors, dampings, strict=True):
-        d, trace = factor.shape[-1], _traces(factor)
-        if len(factor.shape) == 3 and len(damping.shape) == 1:
-            damping = ops.repeat(damping, factor.shape[0] // damping.shape[0])
-        damping = ops.maximum(damping, FLOAT32_EPS * trace + TINY)
-        scale = (trace / d + damping)[..., None, None]
-        identity = ops.eye(d, dtype=factor.dtype)
-        scaled.append((factor + damping[..., None, None] * identity) / scale)
-        scales.append(scale)
-    matrices = [m for m in scaled if m.shape[-1] > 1]
+    pairs = [scaled_damped(f, d) for f, d in zip(factors, dampings, strict=True)]
+    matrices = [m for m, _ in pairs if m.shape[-1] > 1]
     solved = iter(spd_inverses(matrices, compiled))
-    for matrix, scale in zip(scaled, scales, strict=True):
-        inverse = next(solved) if matrix.shape[-1] > 1 else 1.0 / matrix
-        inverses.append(inverse / scale)
-    return inverses
+    return [
+        (next(solved) if matrix.shape[-1] > 1 else 1.0 / matrix) / scale
+        for matrix, scale in pairs
+    ]
+
+
+def scaled_damped(factor, damping) -> tuple:
+    """`((factor + damping I) / scale, scale)`, with a mean eigenvalue of 1."""
+    d, trace = factor.shape[-1], _traces(factor)
+    if len(factor.shape) == 3 and len(damping.shape) == 1:
+        damping = ops.repeat(damping, factor.shape[0] // damping.shape[0])
+    damping = raised(damping, trace)
+    scale = (trace / d + damping)[..., None, None]
+    identity = ops.eye(d, dtype=factor.dtype)
+    return (factor + damping[..., None, None] * identity) / scale, scale
+
+
+def raised(damping, trace):
+    """Damping that rounding to the scale of the largest eigenvalue does not lose."""
+    return ops.maximum(damping, FLOAT32_EPS * trace + TINY)
 
 
 def zeros_of(side: Side, add_variable, name: str):

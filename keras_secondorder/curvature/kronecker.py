@@ -53,6 +53,7 @@ class KroneckerBlock:
     def __init__(self, plan: Block, add_variable: Callable, sharing: str = "expand"):
         self.variables = plan.variables
         self.wrapper = plan.wrapper
+        self.successor = plan.successor
         self.parts = plan.wrapper.parts
         self.sides = plan.sides
         self._sharing = sharing

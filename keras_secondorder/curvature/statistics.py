@@ -69,12 +69,18 @@ def batch_factors(objective, linear, blocks, fisher, fraction, seed, counter) ->
             return network.pullback_all(cotangents)
         return None, network.pullback_taps(cotangents)
 
+    def places_of(block):
+        """The block's layer and, in a chain, the one that follows."""
+        return [index[id(w)] for w in (block.wrapper, block.successor) if w]
+
+    def inputs_of(block):
+        return [a for i in places_of(block) for a in inputs[i]]
+
     def gradient_factors(taps):
         statistics = []
         for block in layers:
-            i = index[id(block.wrapper)]
-            g = of_wrapper(taps, i)
-            statistics += block.gradient_statistics(inputs[i], g, omega)
+            g = [t for i in places_of(block) for t in of_wrapper(taps, i)]
+            statistics += block.gradient_statistics(inputs_of(block), g, omega)
         return statistics
 
     def sampled(curve, z):
@@ -94,8 +100,7 @@ def batch_factors(objective, linear, blocks, fisher, fraction, seed, counter) ->
     factors = []
     for block in blocks:
         if block.wrapper is not None:
-            a = inputs[index[id(block.wrapper)]]
-            A = block.input_statistics(a, omega)
+            A = block.input_statistics(inputs_of(block), omega)
             left = len(block.factors) - len(A)
             factors.append([*A, *(next(G) for _ in range(left))])
         elif block.factors:

@@ -25,6 +25,9 @@ class UnitwiseBlock:
         Kronecker-factored approximate curvature*, section 4.2.
     """
 
+    #: No block follows it in a chain.
+    successor = None
+
     def __init__(self, plan: Block, add_variable: Callable):
         self.variables = plan.variables
         self.wrapper = plan.wrapper

@@ -72,10 +72,10 @@ class KFAC(SecondOrderOptimizer):
         step_rule: A `StepRule` object in place of `learning_rate`, `momentum` and
             `norm_constraint` (a fixed learning rate still scales its steps).
         approximation: Form of the approximate Fisher matrix: "block_diagonal", or
+            "block_tridiagonal" to see dense layers with the next one, or
             "eigenvalue_corrected" for EKFAC.
         tikhonov: How `lambda I` enters: "factored", as above, or "exact", through the
-            eigenbases of A and G. "auto" is "exact" for "eigenvalue_corrected", and
-            "factored" elsewhere.
+            eigenbases of A and G; not for "block_tridiagonal".
         fisher: Which Fisher matrix: "sampled" draws one target an example from the
             model's own predictions, "exact" sums over all of them, "empirical" takes
             the labels.
@@ -124,7 +124,7 @@ class KFAC(SecondOrderOptimizer):
         norm_constraint="auto",
         step_rule=None,
         approximation: str = "block_diagonal",
-        tikhonov: str = "auto",
+        tikhonov: str = "factored",
         fisher: str = "sampled",
         statistics_fraction: float = 0.25,
         quadratic_fraction: float = 0.25,

@@ -6,6 +6,8 @@ import types
 import keras
 
 from keras_secondorder.capture import Coverage, is_built, plan_blocks
+from keras_secondorder.curvature import APPROXIMATIONS, TIKHONOV
+from keras_secondorder.optimizers.arguments import check_one_of
 from keras_secondorder.optimizers.base import SecondOrderOptimizer
 from keras_secondorder.training.train_step import (
     inner_optimizer,
@@ -70,18 +72,19 @@ def detach(model) -> None:
         model.train_function = None
 
 
-def coverage(model) -> Coverage:
+def coverage(model, approximation: str | None = None) -> Coverage:
     """Print which curvature block each trainable variable gets, and why.
 
     Args:
         model: A built Keras model. Where it is compiled with `KFAC`, that optimizer's
             settings apply.
+        approximation: As in `KFAC`; by default that of the optimizer.
 
     Returns:
         The blocks, a list of `capture.Block` that shows itself as the table.
 
     Raises:
-        ValueError: The model is not built.
+        ValueError: The model is not built, or there is no such approximation.
 
     Example:
         >>> import keras, keras_secondorder as kso
@@ -100,14 +103,16 @@ def coverage(model) -> Coverage:
         for name in ("on_unsupported", "max_factor_size", "factor_memory")
         if hasattr(optimizer, name)
     }
-    if hasattr(optimizer, "form"):
-        settings["eigenvalues"] = optimizer.form.kronecker.has_eigenvalues
     if not is_built(model):
         raise ValueError(
             f"The model '{model.name}' has no variables yet. Received a model that was "
             "never built. Call it on a batch, or `model.build(input_shape)`, first."
         )
-    blocks = Coverage(plan_blocks(model, **settings))
+    if approximation is None:
+        approximation = getattr(optimizer, "approximation", "block_diagonal")
+    check_one_of("approximation", approximation, APPROXIMATIONS)
+    form = TIKHONOV[getattr(optimizer, "tikhonov", "factored")][approximation]
+    blocks = Coverage(plan_blocks(model, **settings, **form.plan_options()))
     print(blocks)
     return blocks
 

@@ -25,7 +25,11 @@ DEAD_INPUTS, DEAD_UNIT, EPOCHS = [0, 7, 8, 19], 2, 4
 def optimizer():
     """Bases at steps 0 1 2 5 10 15, statistics at 0 1 2 4 6 8 10 12 14 16."""
     return kso.KFAC(
-        approximation="eigenvalue_corrected", damping=0.3, inverse_every=5, seed=1
+        approximation="eigenvalue_corrected",
+        tikhonov="exact",
+        damping=0.3,
+        inverse_every=5,
+        seed=1,
     )
 
 

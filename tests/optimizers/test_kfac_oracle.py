@@ -1,7 +1,6 @@
 """Whole steps of KFAC against the dense oracle, through `train_on_batch`."""
 
 import numpy as np
-import oracle
 import problems
 import pytest
 
@@ -18,9 +17,7 @@ FACTOR_RTOL = 1e-5
 def run(request):
     """`(what KFAC did, what the oracle did, the oracle's first factors)`."""
     case = problems.KFAC_CASES[request.param]
-    expected = oracle.Kfac(
-        problems.oracle_layers(case.model()), case.kind, **case.options
-    )
+    expected = case.expected()
     reports, first = [], None
     batches = problems.classification().batches()
     for i in case.batches:
@@ -67,9 +64,7 @@ def test_the_cases_reach_every_branch():
     """The comparison above says something only where the rules do something."""
     reports = {}
     for name, case in problems.KFAC_CASES.items():
-        expected = oracle.Kfac(
-            problems.oracle_layers(case.model()), case.kind, **case.options
-        )
+        expected = case.expected()
         batches = problems.classification().batches()
         reports[name] = [
             expected.step(
