@@ -94,7 +94,8 @@ def count_uses(model, wrappers: list[LayerWrapper]) -> Uses | None:
     def watch(wrapper, stack):
         def on_input(tensor):
             uses.calls[wrapper] += 1
-            uses.ranks[wrapper] = len(tensor.shape)
+            # A recurrent layer may hand on several tensors at once.
+            uses.ranks[wrapper] = len(getattr(tensor, "shape", ()))
 
         stack.enter_context(wrapper.record(on_input, lambda s: s))
         forward = wrapper.layer.call
