@@ -23,7 +23,7 @@ def parse_arguments(description, epochs, batch_size, extra=None):
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--data", metavar="PATH", help="mnist.npz in Keras's layout, or 'digits'")
+    add("--data", metavar="PATH", help="an .npz in Keras's layout, or 'digits'")
     add("--backend", choices=("jax", "tensorflow", "torch"), help="Keras's if left out")
     add("--epochs", type=int, default=epochs, help="default: %(default)s")
     add("--batch-size", type=int, default=batch_size, help="default: %(default)s")
@@ -62,6 +62,48 @@ class Stopwatch:
         """
         self.seconds += time.perf_counter() - self._since
         return self.seconds
+
+
+def fit(model, train, batch_size, epochs, verbose=0):
+    """Trains a model with a plain `fit`, and measures the loss after each epoch.
+
+    Args:
+        model: A compiled model, with metrics besides the loss or without.
+        train: Inputs and targets.
+        batch_size: Batch size.
+        epochs: Number of epochs.
+        verbose: As in Keras's `fit`.
+
+    Returns:
+        A list of pairs (seconds, loss on up to 10,000 training examples), the first
+        before training, and Keras's own history.
+    """
+    import keras
+
+    part = [array[:10_000] for array in train]
+
+    def training_loss():
+        logs = model.evaluate(*part, batch_size=1000, verbose=0, return_dict=True)
+        return logs["loss"]
+
+    curve = [(0.0, training_loss())]
+    clock = Stopwatch()
+
+    class Record(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            clock.start()
+
+        def on_epoch_end(self, epoch, logs=None):
+            curve.append((clock.pause(), training_loss()))
+
+    history = model.fit(
+        *train,
+        batch_size=batch_size,
+        epochs=epochs,
+        callbacks=[Record()],
+        verbose=verbose,
+    )
+    return curve, history.history
 
 
 def print_table(header, rows):
