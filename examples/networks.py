@@ -75,6 +75,35 @@ def convolutional_network(shape, classes=10, channels=(16, 32, 64)):
     return model
 
 
+def character_transformer(length, characters, width=64, heads=4, blocks=2):
+    """Builds a causal transformer that predicts the next character.
+
+    Args:
+        length: Characters in a sequence.
+        characters: Size of the alphabet.
+        width: Features of a character.
+        heads: Attention heads.
+        blocks: Number of blocks.
+
+    Returns:
+        The model, from (batch, length) indices to (batch, length, characters) logits.
+    """
+    layers = keras.layers
+    ids = keras.Input((length,), dtype="int32")
+    positions = keras.ops.zeros_like(ids) + keras.ops.arange(length, dtype="int32")
+    h = layers.Embedding(characters, width)(ids)
+    h = h + layers.Embedding(length, width)(positions)
+    for _ in range(blocks):
+        n = layers.LayerNormalization()(h)
+        attention = layers.MultiHeadAttention(heads, width // heads)
+        h = h + attention(n, n, use_causal_mask=True)
+        n = layers.LayerNormalization()(h)
+        n = layers.Dense(4 * width, activation="gelu")(n)
+        h = h + layers.Dense(width)(n)
+    h = layers.LayerNormalization()(h)
+    return keras.Model(ids, layers.Dense(characters)(h))
+
+
 def autoencoder(pixels, seed, widths=WIDTHS, code=CODE, activation="tanh"):
     """Builds a deep autoencoder, by default Martens', pixels-1000-500-250-30 and back.
 
