@@ -8,7 +8,6 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.tree_util import Partial
 
 from keras_secondorder.autodiff.contract import Linearization
-from keras_secondorder.autodiff.host import lapack_inverses
 
 
 def vjp(f, primals, taps=True):
@@ -138,13 +137,10 @@ def no_grad():
 def spd_inverses(matrices, compiled=False):
     """Invert symmetric positive definite matrices; NaN where one is not definite.
 
-    On one CPU device they go to LAPACK's potrf and potri on the host, all in one call:
-    calls side by side would share the cores with one another. Elsewhere they stay
-    where they are.
+    All of it stays in XLA. A callback to LAPACK's potri would take half the time, but
+    waits for a copy of its arguments on the thread pool that it runs in: with one core,
+    forever.
     """
-    if matrices and jax.default_backend() == "cpu" and jax.device_count() == 1:
-        specs = [jax.ShapeDtypeStruct(m.shape, m.dtype) for m in matrices]
-        return jax.pure_callback(lapack_inverses, specs, matrices)
     return [_cholesky_inverse(m) for m in matrices]
 
 

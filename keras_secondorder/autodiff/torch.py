@@ -129,6 +129,6 @@ def spd_inverses(matrices, compiled=False):
     for matrix in matrices:
         factor, failed = torch.linalg.cholesky_ex(matrix)
         inverse = torch.cholesky_inverse(factor)
-        nan = torch.full_like(inverse, float("nan"))
-        inverses.append(torch.where((failed == 0)[..., None, None], inverse, nan))
+        definite = (failed == 0)[..., None, None]
+        inverses.append(torch.where(definite, inverse, float("nan")))
     return inverses
