@@ -71,6 +71,7 @@ def convolutional_network(shape, classes=10, channels=(16, 32, 64)):
         model.add(keras.layers.ReLU())
         model.add(keras.layers.MaxPooling2D(2))
     model.add(keras.layers.Flatten())
+    model.add(keras.layers.Dropout(0.5))
     model.add(keras.layers.Dense(classes))
     return model
 
