@@ -128,7 +128,8 @@ def spd_inverses(matrices, compiled=False):
     inverses = []
     for matrix in matrices:
         factor, failed = torch.linalg.cholesky_ex(matrix)
-        inverse = torch.cholesky_inverse(factor)
         definite = (failed == 0)[..., None, None]
+        inverse = torch.cholesky_inverse(factor)
+        del factor  # as large as the inverse
         inverses.append(torch.where(definite, inverse, float("nan")))
     return inverses

@@ -155,8 +155,10 @@ def damped_inverses(factors: list, dampings: list, compiled: bool = False) -> li
             damping = ops.repeat(damping, factor.shape[0] // damping.shape[0])
         damping = ops.maximum(damping, FLOAT32_EPS * trace + TINY)
         scale = (trace / d + damping)[..., None, None]
-        identity = ops.eye(d, dtype=factor.dtype)
-        scaled.append((factor + damping[..., None, None] * identity) / scale)
+        # No name for the identity: it would stay in memory until the end.
+        damped = factor + damping[..., None, None] * ops.eye(d, dtype=factor.dtype)
+        scaled.append(damped / scale)
+        del damped
         scales.append(scale)
     matrices = [m for m in scaled if m.shape[-1] > 1]
     solved = iter(spd_inverses(matrices, compiled))
