@@ -17,12 +17,17 @@ from keras_secondorder.capture.coverage import (
     check_layers,
     is_built,
     plan_blocks,
+    sublayers,
     table,
     wrapper_of,
 )
-from keras_secondorder.capture.memory import Side
+from keras_secondorder.capture.memory import Side, eigenvalue_shape
 from keras_secondorder.capture.recorder import of_wrapper, recording
-from keras_secondorder.capture.wrapper import LayerWrapper, register_layer_wrapper
+from keras_secondorder.capture.wrapper import (
+    LayerWrapper,
+    register_layer_wrapper,
+    replaced,
+)
 
 __all__ = [
     "FALLBACKS",
@@ -31,12 +36,15 @@ __all__ = [
     "LayerWrapper",
     "Side",
     "check_layers",
+    "eigenvalue_shape",
     "is_built",
     "of_wrapper",
     "plan_blocks",
     "recording",
     "recurrent_layers",
     "register_layer_wrapper",
+    "replaced",
+    "sublayers",
     "watching",
     "table",
     "wrapper_of",

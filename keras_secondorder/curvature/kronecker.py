@@ -13,6 +13,7 @@ from keras_secondorder.curvature.factor import (
     trace_norm_pi,
     zeros_of,
 )
+from keras_secondorder.curvature.rows import all_rows, gradient_rows, input_rows, spread
 
 SHARINGS = ("expand", "reduce")
 
@@ -44,6 +45,11 @@ class KroneckerBlock:
         et al. (2023), sections 3.1 and 3.2, for "expand" and "reduce".
     """
 
+    #: What is kept of each factor, for the names of the variables.
+    kept = "inverse"
+    #: Whether a number for each weight is kept besides, which the memory plan counts.
+    has_eigenvalues = False
+
     def __init__(self, plan: Block, add_variable: Callable, sharing: str = "expand"):
         self.variables = plan.variables
         self.wrapper = plan.wrapper
@@ -58,8 +64,7 @@ class KroneckerBlock:
             ]
 
         self._A, self._G = variables(0, "A"), variables(1, "G")
-        self._A_inverse = variables(0, "A_inverse")
-        self._G_inverse = variables(1, "G_inverse")
+        self._kept = variables(0, f"A_{self.kept}") + variables(1, f"G_{self.kept}")
 
     @property
     def _suffixes(self) -> list:
@@ -84,7 +89,7 @@ class KroneckerBlock:
     @property
     def inverses(self) -> list:
         """The cached inverses of the damped factors, variables in the same order."""
-        return [*self._A_inverse, *self._G_inverse]
+        return self._kept
 
     # --- statistics -----------------------------------------------------------------
 
@@ -101,16 +106,14 @@ class KroneckerBlock:
         ]
 
     def _input_factor(self, part, side, inputs, weights):
-        a = [part.input_rows(x) for x in inputs]
+        a = input_rows(part, inputs, weights)
         if part.one_hot:
-            a = ops.concatenate([_by_example(r[..., None], weights) for r in a], axis=1)
-            w = _spread(weights, a)
+            w = spread(weights, a)
             return counts(a[..., 0], ops.broadcast_to(w, ops.shape(a)[:2]), side)
-        a = ops.concatenate([_by_example(r, weights) for r in a], axis=-2)
         if self._sharing == "reduce":
             a = ops.mean(a, axis=-2, keepdims=True)
-        a = a * ops.sqrt(_spread(weights, a))[..., None]
-        return second_moment(_all_rows(a, part.stack), side)
+        a = a * ops.sqrt(spread(weights, a))[..., None]
+        return second_moment(all_rows(a, part.stack), side)
 
     def gradient_statistics(self, inputs: list, taps: list, weights) -> list:
         """`G` of one batch, for each affine map.
@@ -127,11 +130,10 @@ class KroneckerBlock:
         ]
 
     def _gradient_factor(self, part, side, taps, weights):
-        g = [_by_example(part.gradient_rows(t), weights) for t in taps]
-        g = ops.concatenate(g, axis=-2) if len(g) > 1 else g[0]
+        g = gradient_rows(part, taps, weights)
         if self._sharing == "reduce" and not part.one_hot:
             g = ops.sum(g, axis=-2, keepdims=True)
-        return second_moment(_all_rows(g, part.stack), side)
+        return second_moment(all_rows(g, part.stack), side)
 
     # --- inverses -------------------------------------------------------------------
 
@@ -225,28 +227,3 @@ class KroneckerBlock:
         d_in, d_out = self.wrapper.d_in, self.wrapper.d_out
         from_gradient = d_in * d_out * (d_in + d_out)
         return rows * (d_in**2 + d_out**2 + d_in * d_out) < from_gradient
-
-
-def _by_example(rows, weights):
-    """Rows `(..., N, T, d)` with the examples that the weights have.
-
-    A model may have moved positions into the first axis, as in `(N T, d)`.
-    """
-    if weights.shape[0] is not None and rows.shape[-3] == weights.shape[0]:
-        return rows
-    lead = rows.shape[:-3]
-    return ops.reshape(rows, (*lead, ops.shape(weights)[0], -1, rows.shape[-1]))
-
-
-def _spread(weights, rows):
-    """Weights of the rows `(..., N, T, d)`, shape `(N, T)` or `(N, 1)`."""
-    if weights.shape[1] == 1 or weights.shape[1] != rows.shape[-2]:
-        weights = ops.sum(weights, axis=1, keepdims=True)
-        weights = weights / ops.cast(ops.shape(rows)[-2], "float32")
-    return weights
-
-
-def _all_rows(rows, stack: int):
-    """`(stack, N, T, d)` as `(stack, N T, d)`, without the stack where it is 1."""
-    lead = () if stack == 1 else (stack,)
-    return ops.reshape(rows, (*lead, -1, rows.shape[-1]))

@@ -11,7 +11,7 @@ from keras import ops
 from keras_secondorder import vectors
 from keras_secondorder.capture import check_layers
 from keras_secondorder.likelihoods import loss_weights_of
-from keras_secondorder.solvers.damping import LevenbergMarquardt
+from keras_secondorder.solvers.damping import AdaptiveDamping
 from keras_secondorder.solvers.schedules import at_step, deserialize, serialize
 
 
@@ -115,14 +115,14 @@ class SecondOrderOptimizer(keras.optimizers.Optimizer):
         """Rebuild the optimizer from its arguments."""
         return cls(**{name: deserialize(value) for name, value in config.items()})
 
-    def build_damping(self, auto: LevenbergMarquardt) -> None:
+    def build_damping(self, auto: AdaptiveDamping) -> None:
         """Create the variable that holds `lambda` where a rule adapts it.
 
         Args:
             auto: What `damping="auto"` stands for.
         """
         self._damping_rule = auto if self.damping == "auto" else self.damping
-        self._adapted = isinstance(self._damping_rule, LevenbergMarquardt)
+        self._adapted = isinstance(self._damping_rule, AdaptiveDamping)
         initial = self._damping_rule.initial if self._adapted else None
         self.damping_value = self.add_scalar("damping", float(initial or 0.0))
 
@@ -156,7 +156,8 @@ class SecondOrderOptimizer(keras.optimizers.Optimizer):
 
     def update_step(self, gradient, variable, learning_rate):
         """`variable -= learning_rate * direction`."""
-        step = ops.cast(learning_rate, "float32") * ops.cast(gradient, "float32")
+        dtype = vectors.precision_of([variable])
+        step = ops.cast(learning_rate, dtype) * ops.cast(gradient, dtype)
         self.assign_sub(variable, ops.cast(step, variable.dtype))
 
 

@@ -11,16 +11,19 @@ from keras_secondorder.curvature import (
     APPROXIMATIONS,
     FISHERS,
     SHARINGS,
+    TIKHONOV,
     Inverses,
     fisher_model,
 )
 from keras_secondorder.optimizers.arguments import (
+    check_damping,
     check_one_of,
     check_range,
     check_rates,
+    check_together,
 )
 from keras_secondorder.optimizers.base import SecondOrderOptimizer, StepResult
-from keras_secondorder.solvers.damping import LevenbergMarquardt, reduction_ratio
+from keras_secondorder.solvers.damping import AdaptiveDamping, reduction_ratio
 from keras_secondorder.solvers.step_rules import (
     AdaptiveStep,
     Proposal,
@@ -61,14 +64,18 @@ class KFAC(SecondOrderOptimizer):
             lengths from the quadratic model.
         momentum: `mu`: a number, a schedule, or "adaptive" (with an adaptive learning
             rate only). "auto" is "adaptive" there, and 0.9 otherwise.
-        damping: `lambda`: a number, a schedule, or a `LevenbergMarquardt` object.
-            "auto" is `LevenbergMarquardt(None, minimum=0.05, gamma_every=None)`.
+        damping: `lambda`: a number, a schedule, or a `AdaptiveDamping` object.
+            "auto" is `AdaptiveDamping(None, minimum=0.05, gamma_every=None)`.
         norm_constraint: Bound on `delta^T F delta` of a step: a number, a schedule, a
             `RelativeRadius`, or None. "auto" is `RelativeRadius()` with a given
             learning rate, and none with an adaptive one.
         step_rule: A `StepRule` object in place of `learning_rate`, `momentum` and
             `norm_constraint` (a fixed learning rate still scales its steps).
-        approximation: Form of the approximate Fisher matrix: "block_diagonal".
+        approximation: Form of the approximate Fisher matrix: "block_diagonal", or
+            "eigenvalue_corrected" for EKFAC.
+        tikhonov: How `lambda I` enters: "factored", as above, or "exact", through the
+            eigenbases of A and G. "auto" is "exact" for "eigenvalue_corrected", and
+            "factored" elsewhere.
         fisher: Which Fisher matrix: "sampled" draws one target an example from the
             model's own predictions, "exact" sums over all of them, "empirical" takes
             the labels.
@@ -105,7 +112,8 @@ class KFAC(SecondOrderOptimizer):
     References:
         Martens (2016), thesis, chapter 6 and appendix B; Martens & Grosse (2015). The
         statistics of a batch enter with the weights that its examples have in the
-        loss, which the sources leave open.
+        loss, which the sources leave open. George et al. (2018) for
+        "eigenvalue_corrected", and `docs/eigenvalue_corrected.md`.
     """
 
     def __init__(
@@ -116,6 +124,7 @@ class KFAC(SecondOrderOptimizer):
         norm_constraint="auto",
         step_rule=None,
         approximation: str = "block_diagonal",
+        tikhonov: str = "auto",
         fisher: str = "sampled",
         statistics_fraction: float = 0.25,
         quadratic_fraction: float = 0.25,
@@ -132,6 +141,7 @@ class KFAC(SecondOrderOptimizer):
         adaptive = isinstance(learning_rate, str)
         check_rates(learning_rate, momentum)
         check_one_of("approximation", approximation, APPROXIMATIONS)
+        check_together("tikhonov", tikhonov, "approximation", approximation, TIKHONOV)
         check_one_of("fisher", fisher, FISHERS)
         check_one_of("on_unsupported", on_unsupported, FALLBACKS)
         check_one_of("weight_sharing", weight_sharing, SHARINGS)
@@ -144,13 +154,11 @@ class KFAC(SecondOrderOptimizer):
             ("max_factor_size", max_factor_size, None),
             ("factor_memory", factor_memory, None),
             ("learning_rate", learning_rate, None),
-            ("damping", damping, None),
             ("norm_constraint", norm_constraint, None),
         ):
             if isinstance(value, int | float):
                 check_range(name, value, 0, most)
-        if isinstance(damping, str):
-            check_one_of("damping", damping, ("auto",))
+        check_damping(damping)
         if isinstance(learning_rate, int):
             learning_rate = float(learning_rate)
         super().__init__(1.0 if adaptive else learning_rate, **kwargs)
@@ -160,6 +168,7 @@ class KFAC(SecondOrderOptimizer):
         self.norm_constraint = norm_constraint
         self.step_rule = step_rule
         self.approximation = approximation
+        self.tikhonov = tikhonov
         self.fisher = fisher
         self.statistics_fraction = statistics_fraction
         self.quadratic_fraction = quadratic_fraction
@@ -177,11 +186,11 @@ class KFAC(SecondOrderOptimizer):
         """K-FAC with the settings of Martens' thesis, chapter 6.
 
         Args:
-            damping: `lambda` at the start, or a `LevenbergMarquardt` object.
+            damping: `lambda` at the start, or a `AdaptiveDamping` object.
             **kwargs: Constructor arguments that replace those of the thesis.
         """
-        if not isinstance(damping, LevenbergMarquardt):
-            damping = LevenbergMarquardt(damping)
+        if not isinstance(damping, AdaptiveDamping):
+            damping = AdaptiveDamping(damping)
         settings = {"learning_rate": "adaptive", "statistics_every": 1}
         settings["damping"] = damping
         return cls(**{**settings, **kwargs})
@@ -200,7 +209,7 @@ class KFAC(SecondOrderOptimizer):
 
     def build_state(self, model):
         """Create factors, inverses, the previous direction and the scalars."""
-        self.curvature = APPROXIMATIONS[self.approximation](
+        self.curvature = self.form(
             model,
             self.add_variable,
             self.on_unsupported,
@@ -214,7 +223,7 @@ class KFAC(SecondOrderOptimizer):
             self.add_variable(v.shape, "zeros", "float32", name=f"direction_{i}")
             for i, v in enumerate(model.trainable_variables)
         )
-        self.build_damping(LevenbergMarquardt(None, minimum=0.05, gamma_every=None))
+        self.build_damping(AdaptiveDamping(None, minimum=0.05, gamma_every=None))
         initial = self._damping_rule.initial if self._adapted else None
         self.gamma = self.add_scalar("gamma", float(initial or 0.0) ** 0.5)
         self.rho = self.add_scalar("rho", float("nan"))
@@ -225,6 +234,11 @@ class KFAC(SecondOrderOptimizer):
         if fell_back and not self._announced:
             print("KFAC has no Kronecker block for:", table(fell_back), sep="\n")
         self._announced = True
+
+    @property
+    def form(self):
+        """The class of the approximate Fisher matrix."""
+        return TIKHONOV[self.tikhonov][self.approximation]
 
     @property
     def blocks(self):
@@ -273,7 +287,7 @@ class KFAC(SecondOrderOptimizer):
         model = quadratic_model() if rule.needs_model else None
 
         def propose(gamma, inverses):
-            U = self.curvature.precondition(gradient, inverses, damping, inputs, taps)
+            U = self.curvature.precondition(gradient, inverses, gamma**2, inputs, taps)
             step = rule.step(
                 Proposal(U, previous, gradient, loss, self.learning_rate, k, model)
             )
@@ -337,7 +351,8 @@ class KFAC(SecondOrderOptimizer):
         def trial():
             best = plain
             for gamma in self._damping_rule.gamma_candidates(plain.gamma):
-                other = propose(gamma, self.curvature.damped_inverses(gamma))
+                inverses = self.curvature.redamped(plain.inverses, gamma)
+                other = propose(gamma, inverses)
                 better = other.step.predicted < best.step.predicted
                 best = keras.tree.map_structure(
                     lambda b, o, better=better: ops.where(better, o, b), best, other

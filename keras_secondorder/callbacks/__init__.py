@@ -1,0 +1,6 @@
+"""Callbacks and data sets for `fit`."""
+
+from keras_secondorder.callbacks.growing_batches import GrowingBatches
+from keras_secondorder.callbacks.rewhitening import Rewhitening
+
+__all__ = ["GrowingBatches", "Rewhitening"]
