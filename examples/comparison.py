@@ -1,4 +1,4 @@
-"""What the examples share: their arguments, a clock on the training, table and plot."""
+"""What the examples share: arguments, a clock on the training, table and plot."""
 
 import argparse
 import os
@@ -23,7 +23,7 @@ def parse_arguments(description, epochs, batch_size, extra=None):
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--data", metavar="PATH", help="mnist.npz in Keras's layout, or 'digits'")
+    add("--data", metavar="PATH", help="an .npz in Keras's layout, or 'digits'")
     add("--backend", choices=("jax", "tensorflow", "torch"), help="Keras's if left out")
     add("--epochs", type=int, default=epochs, help="default: %(default)s")
     add("--batch-size", type=int, default=batch_size, help="default: %(default)s")
@@ -62,6 +62,103 @@ class Stopwatch:
         """
         self.seconds += time.perf_counter() - self._since
         return self.seconds
+
+
+def fit(model, train, batch_size, epochs, verbose=0):
+    """Trains a model with a plain `fit`, and measures the loss after each epoch.
+
+    Args:
+        model: A compiled model, with metrics besides the loss or without.
+        train: Inputs and targets.
+        batch_size: Batch size.
+        epochs: Number of epochs.
+        verbose: As in Keras's `fit`.
+
+    Returns:
+        A list of pairs (seconds, loss on up to 10,000 training examples), the first
+        before training, and Keras's own history.
+    """
+    import keras
+
+    part = [array[:10_000] for array in train]
+
+    def training_loss():
+        logs = model.evaluate(*part, batch_size=1000, verbose=0, return_dict=True)
+        return logs["loss"]
+
+    curve = [(0.0, training_loss())]
+    clock = Stopwatch()
+
+    class Record(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            clock.start()
+
+        def on_epoch_end(self, epoch, logs=None):
+            curve.append((clock.pause(), training_loss()))
+
+    history = model.fit(
+        *train,
+        batch_size=batch_size,
+        epochs=epochs,
+        callbacks=[Record()],
+        verbose=verbose,
+    )
+    return curve, history.history
+
+
+def race(args, build, candidates, train, test, data_name, plot):
+    """Trains one classifier with several optimizers; prints a table, saves a plot.
+
+    Each starts from the same weights and sees the same batches.
+
+    Args:
+        args: The parsed arguments.
+        build: A function that makes the network; its outputs are logits.
+        candidates: Dictionary from a name to a list of pairs (label, function that
+            makes the optimizer). All are trained; of a name's candidates, the plot
+            shows the one with the lowest training loss.
+        train: Inputs and labels.
+        test: Inputs and labels to test on.
+        data_name: What the data are.
+        plot: Default file name of the plot.
+    """
+    import keras
+
+    rows, curves = [], {}
+    for seed in range(args.seeds):
+        for name, choices in candidates.items():
+            results = []
+            for label, optimizer in choices:
+                print(f"\n{label}, seed {seed}", flush=True)
+                keras.utils.set_random_seed(seed)
+                model = build()
+                model.compile(
+                    optimizer=optimizer(),
+                    loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+                    metrics=["accuracy"],
+                )
+                curve, history = fit(
+                    model, train, args.batch_size, args.epochs, 0 if args.quiet else 2
+                )
+                loss, _ = model.evaluate(*train, batch_size=1000, verbose=0)
+                _, accuracy = model.evaluate(*test, batch_size=1000, verbose=0)
+                results.append((loss, label, curve))
+                cells = [f"{loss:.4f}", f"{history['loss'][-1]:.4f}", f"{accuracy:.2%}"]
+                rows.append([label, str(seed), *cells, f"{curve[-1][0]:.1f}"])
+            loss, label, curve = min(results)
+            curves.setdefault(name, []).append(curve)
+            if len(results) > 1:
+                print(f"\n{label} is the best {name}: training loss {loss:.4f}")
+    header = ["optimizer", "seed", "train loss", "in the logs", "test", "seconds"]
+    print_table(header, rows)
+    print(
+        "Train loss: in evaluation mode, over all training data, after training.\n"
+        "In the logs: the mean over the batches of the last epoch, in training mode.\n"
+        "The seconds include compilation, and leave out the evaluations."
+    )
+    path = args.plot or plot
+    if path != "none":
+        save_plot(path, curves, "training loss", data_name)
 
 
 def print_table(header, rows):

@@ -1,4 +1,9 @@
-"""MNIST for the examples: from a file, Keras's cache, the network or a stand-in."""
+"""MNIST and CIFAR-10 for the examples: from a file, a cache, the network or a stand-in.
+
+`load_mnist` and `load_cifar10` look in this order: at the `path` they are given, in
+Keras's cache, on the network, and, on a machine that can get neither, in scikit-learn's
+digits. The digits stay 8x8, so take the input size from the data.
+"""
 
 import contextlib
 import io
@@ -9,15 +14,12 @@ import urllib.request
 
 import numpy as np
 
-MNIST_HOST = "https://storage.googleapis.com/tensorflow/tf-keras-datasets/mnist.npz"
-DIGITS_NAME = "scikit-learn's digits (8x8, a stand-in for MNIST)"
+MNIST = "https://storage.googleapis.com/tensorflow/tf-keras-datasets/mnist.npz"
+CIFAR10 = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
 
 
 def load_mnist(path=None):
-    """Loads MNIST, or scikit-learn's digits on a machine that can't get it.
-
-    Looked up in this order: `path`, Keras's cache, the network, scikit-learn's digits.
-    The digits stay 8x8, so take the input size from the data.
+    """Loads MNIST.
 
     Args:
         path: An .npz file in Keras's layout (x_train, y_train, x_test, y_test), or
@@ -31,37 +33,62 @@ def load_mnist(path=None):
     Raises:
         FileNotFoundError: If `path` is given and there is no such file.
     """
-    if path == "digits":
-        return _digits()
-    if path is not None:
-        return _read(pathlib.Path(path).expanduser())
+    (x, y), (x_test, y_test), name = _find(path, "MNIST", "mnist", "mnist.npz", MNIST)
+    top = np.float32(16.0 if x.shape[1] == 8 else 255.0)
+
+    def flat(images):
+        return images.reshape(len(images), -1).astype("float32") / top
+
+    return (flat(x), y), (flat(x_test), y_test), name
+
+
+def load_cifar10(path=None):
+    """Loads CIFAR-10.
+
+    Args:
+        path: An .npz file in Keras's layout (x_train, y_train, x_test, y_test), or
+            "digits" for the stand-in, or `None` for the search.
+
+    Returns:
+        `(x_train, y_train), (x_test, y_test), name`. The images are float32 of shape
+        (examples, height, width, channels), each channel with mean 0 and variance 1
+        over the training images; the labels are int32; the name says which data these
+        are.
+
+    Raises:
+        FileNotFoundError: If `path` is given and there is no such file.
+    """
+    (x, y), (x_test, y_test), name = _find(
+        path, "CIFAR-10", "cifar10", "cifar-10-batches-py-target", CIFAR10
+    )
+    x, x_test = (a.reshape(*a.shape[:3], -1).astype("float32") for a in (x, x_test))
+    mean, deviation = x.mean((0, 1, 2)), x.std((0, 1, 2))
+    return ((x - mean) / deviation, y), ((x_test - mean) / deviation, y_test), name
+
+
+def _find(path, title, module, cached, address):
+    """Images as they are stored, labels, and a name, for training and for testing."""
     home = pathlib.Path(os.environ.get("KERAS_HOME", "~/.keras")).expanduser()
-    cached = home / "datasets" / "mnist.npz"
-    if cached.exists():
-        return _read(cached)
-    return _download() or _digits()
+    found = None
+    if path == "digits":
+        pass
+    elif path is not None:
+        path = pathlib.Path(path).expanduser()
+        with np.load(path, allow_pickle=False) as file:
+            train = file["x_train"], file["y_train"]
+            found = train, (file["x_test"], file["y_test"]), f"{title} ({path.name})"
+    elif (home / "datasets" / cached).exists() or _answers(address):
+        found = _from_keras(module, title)
+    train, test, name = found or _digits(title)
+    return *((x, y.reshape(-1).astype("int32")) for x, y in (train, test)), name
 
 
-def _read(path):
-    """Reads a file in Keras's layout."""
-    with np.load(path, allow_pickle=False) as file:
-        train = file["x_train"], file["y_train"]
-        test = file["x_test"], file["y_test"]
-    return _flat(*train, 255.0), _flat(*test, 255.0), f"MNIST ({path.name})"
-
-
-def _flat(x, y, scale):
-    """Scales images to [0, 1] and flattens them."""
-    x = x.reshape(len(x), -1).astype("float32") / np.float32(scale)
-    return x, y.reshape(-1).astype("int32")
-
-
-def _download(seconds=4.0):
-    """Fetches MNIST through Keras; `None` if the server does not answer in time."""
+def _answers(address, seconds=4.0):
+    """Whether the server of an address answers in time."""
     answered = threading.Event()
 
     def ask():
-        request = urllib.request.Request(MNIST_HOST, method="HEAD")
+        request = urllib.request.Request(address, method="HEAD")
         with contextlib.suppress(OSError, ValueError):
             with urllib.request.urlopen(request, timeout=seconds):
                 answered.set()
@@ -70,27 +97,32 @@ def _download(seconds=4.0):
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     thread.join(seconds)
-    if not answered.is_set():
-        return None
+    return answered.is_set()
 
+
+def _from_keras(module, title):
+    """Keras's own loader; `None` if it fails."""
     import keras
 
     try:
         with contextlib.redirect_stdout(io.StringIO()):
-            train, test = keras.datasets.mnist.load_data()
+            train, test = getattr(keras.datasets, module).load_data()
     except Exception:  # Keras raises a bare Exception when a download fails.
         return None
-    return _flat(*train, 255.0), _flat(*test, 255.0), "MNIST (downloaded)"
+    return train, test, f"{title} (of keras.datasets)"
 
 
-def _digits():
+def _digits(title):
     """The 1,797 digits of scikit-learn: 1,500 to train on, the rest to test."""
     from sklearn.datasets import load_digits
 
-    x, y = load_digits(return_X_y=True)
-    order = np.random.default_rng(0).permutation(len(x))
-    train, test = order[:1500], order[1500:]
-    return _flat(x[train], y[train], 16.0), _flat(x[test], y[test], 16.0), DIGITS_NAME
+    digits = load_digits()
+    order = np.random.default_rng(0).permutation(len(digits.images))
+    train, test = (
+        (digits.images[rows], digits.target[rows])
+        for rows in (order[:1500], order[1500:])
+    )
+    return train, test, f"scikit-learn's digits (8x8, a stand-in for {title})"
 
 
 def curves(count, seed=0, side=28):

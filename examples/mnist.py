@@ -34,7 +34,9 @@ def main():
                 loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
                 metrics=["accuracy"],
             )
-            curve = fit(model, train)
+            curve, _ = comparison.fit(
+                model, train, args.batch_size, args.epochs, 0 if args.quiet else 1
+            )
             _, accuracy = model.evaluate(*test, batch_size=1000, verbose=0)
             curves[name].append(curve)
             seconds, loss = curve[-1]
@@ -47,42 +49,6 @@ def main():
     plot = args.plot or "mnist.png"
     if plot != "none":
         comparison.save_plot(plot, curves, "training loss", data_name)
-
-
-def fit(model, train):
-    """Trains the model with a plain `fit`, and measures the loss after each epoch.
-
-    Args:
-        model: A compiled model.
-        train: Images and labels.
-
-    Returns:
-        A list of pairs (seconds, loss on up to 10,000 training images), the first
-        before training.
-    """
-    part = [array[:10_000] for array in train]
-
-    def training_loss():
-        return model.evaluate(*part, batch_size=1000, verbose=0)[0]
-
-    curve = [(0.0, training_loss())]
-    clock = comparison.Stopwatch()
-
-    class Record(keras.callbacks.Callback):
-        def on_epoch_begin(self, epoch, logs=None):
-            clock.start()
-
-        def on_epoch_end(self, epoch, logs=None):
-            curve.append((clock.pause(), training_loss()))
-
-    model.fit(
-        *train,
-        batch_size=args.batch_size,
-        epochs=args.epochs,
-        callbacks=[Record()],
-        verbose=0 if args.quiet else 1,
-    )
-    return curve
 
 
 if __name__ == "__main__":

@@ -28,6 +28,83 @@ def classifier(pixels):
     )
 
 
+def rectifier_network(shape, classes=10):
+    """Builds a classifier of images with four hidden layers of 500 rectifiers.
+
+    Args:
+        shape: Height, width and channels of an image.
+        classes: Number of classes.
+
+    Returns:
+        The model. Its outputs are logits.
+    """
+    hidden = [
+        keras.layers.Dense(500, activation="relu", kernel_initializer="he_normal")
+        for _ in range(4)
+    ]
+    return keras.Sequential(
+        [
+            keras.Input(shape),
+            keras.layers.Flatten(),
+            *hidden,
+            keras.layers.Dense(classes),
+        ]
+    )
+
+
+def convolutional_network(shape, classes=10, channels=(16, 32, 64)):
+    """Builds a classifier of images with three stages of convolution.
+
+    Args:
+        shape: Height, width and channels of an image.
+        classes: Number of classes.
+        channels: Channels of the three stages; each halves height and width.
+
+    Returns:
+        The model. Its outputs are logits.
+    """
+    model = keras.Sequential([keras.Input(shape)])
+    for width in channels:
+        model.add(keras.layers.Conv2D(width, 3, padding="same", use_bias=False))
+        # The moving averages have to keep up with a training of few steps.
+        model.add(keras.layers.BatchNormalization(momentum=0.9))
+        model.add(keras.layers.ReLU())
+        model.add(keras.layers.MaxPooling2D(2))
+    model.add(keras.layers.Flatten())
+    model.add(keras.layers.Dropout(0.5))
+    model.add(keras.layers.Dense(classes))
+    return model
+
+
+def character_transformer(length, characters, width=64, heads=4, blocks=2):
+    """Builds a causal transformer that predicts the next character.
+
+    Args:
+        length: Characters in a sequence.
+        characters: Size of the alphabet.
+        width: Features of a character.
+        heads: Attention heads.
+        blocks: Number of blocks.
+
+    Returns:
+        The model, from (batch, length) indices to (batch, length, characters) logits.
+    """
+    layers = keras.layers
+    ids = keras.Input((length,), dtype="int32")
+    positions = keras.ops.zeros_like(ids) + keras.ops.arange(length, dtype="int32")
+    h = layers.Embedding(characters, width)(ids)
+    h = h + layers.Embedding(length, width)(positions)
+    for _ in range(blocks):
+        n = layers.LayerNormalization()(h)
+        attention = layers.MultiHeadAttention(heads, width // heads)
+        h = h + attention(n, n, use_causal_mask=True)
+        n = layers.LayerNormalization()(h)
+        n = layers.Dense(4 * width, activation="gelu")(n)
+        h = h + layers.Dense(width)(n)
+    h = layers.LayerNormalization()(h)
+    return keras.Model(ids, layers.Dense(characters)(h))
+
+
 def autoencoder(pixels, seed, widths=WIDTHS, code=CODE, activation="tanh"):
     """Builds a deep autoencoder, by default Martens', pixels-1000-500-250-30 and back.
 

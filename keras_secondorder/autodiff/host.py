@@ -26,8 +26,17 @@ def lapack_inverse(matrix):
         inverse, failed = potri(inverse, lower=1, overwrite_c=1)
     if failed:
         return np.full(matrix.shape, np.nan, matrix.dtype)
-    upper = inverse.T  # the same memory, row-major: its upper triangle is filled
-    return np.triu(upper) + np.triu(upper, 1).T
+    return _mirrored(inverse.T)  # the same memory, row-major: its upper triangle
+
+
+def _mirrored(upper, rows=256):
+    """Copy the upper triangle to the lower one, in place: a copy is a large matrix."""
+    for start in range(0, len(upper), rows):
+        end = start + rows
+        upper[start:end, :start] = upper[:start, start:end].T
+        square = upper[start:end, start:end]
+        square[:] = np.triu(square) + np.triu(square, 1).T
+    return upper
 
 
 def lapack_inverses(matrices) -> list:

@@ -128,9 +128,10 @@ def spd_inverses(matrices, compiled=False):
     inverses = []
     for matrix in matrices:
         factor, failed = torch.linalg.cholesky_ex(matrix)
+        definite = (failed == 0)[..., None, None]
         inverse = torch.cholesky_inverse(factor)
-        nan = torch.full_like(inverse, float("nan"))
-        inverses.append(torch.where((failed == 0)[..., None, None], inverse, nan))
+        del factor  # as large as the inverse
+        inverses.append(torch.where(definite, inverse, float("nan")))
     return inverses
 
 

@@ -22,6 +22,9 @@ FALLBACKS = ("diagonal", "gradient", "error")
 # Layers that run the layers inside them in a loop or a vectorised map, where a tensor
 # seen inside means nothing outside.
 _LOOPS = (keras.layers.RNN, keras.layers.TimeDistributed)
+# Layers whose weights are read by a library that knows nothing of Keras's scopes: as a
+# function of its parameters, such a layer would be a constant.
+_FOREIGN = (keras.layers.TorchModuleWrapper, keras.layers.TFSMLayer)
 
 
 class Block(NamedTuple):
@@ -222,6 +225,26 @@ def sublayers(layer) -> list:
         return layer.layers
     # `Model.layers` reads what every Keras layer keeps of the layers inside it.
     return keras.Model.layers.fget(layer)
+
+
+def check_layers(layer) -> None:
+    """Refuse layers whose gradient would be zero, whatever they compute.
+
+    Args:
+        layer: A built layer or model.
+
+    Raises:
+        ValueError: There is one, with trainable weights.
+    """
+    if isinstance(layer, _FOREIGN) and layer.trainable_variables:
+        raise ValueError(
+            f"The weights of '{layer.name}' are read by another library than Keras, "
+            f"so their curvature cannot be seen. Received a {type(layer).__name__} "
+            "with trainable weights. Set its `trainable = False`, or write it with "
+            "Keras layers."
+        )
+    for child in sublayers(layer):
+        check_layers(child)
 
 
 def is_built(layer) -> bool:

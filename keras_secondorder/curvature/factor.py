@@ -164,8 +164,9 @@ def scaled_damped(factor, damping) -> tuple:
         damping = ops.repeat(damping, factor.shape[0] // damping.shape[0])
     damping = raised(damping, trace)
     scale = (trace / d + damping)[..., None, None]
-    identity = ops.eye(d, dtype=factor.dtype)
-    return (factor + damping[..., None, None] * identity) / scale, scale
+    # No name for the identity: it would stay in memory until the end.
+    damped = factor + damping[..., None, None] * ops.eye(d, dtype=factor.dtype)
+    return damped / scale, scale
 
 
 def raised(damping, trace):

@@ -6,6 +6,7 @@ import numpy as np
 from keras import ops
 
 from keras_secondorder import autodiff, vectors
+from keras_secondorder.capture import check_layers
 from keras_secondorder.curvature.batches import Batches, rows_of
 from keras_secondorder.curvature.operator import (
     MAX_EXACT_PRODUCTS,
@@ -364,3 +365,4 @@ def _check(model) -> None:
             "The model has no trainable variables. Received one that is not built or "
             "is frozen. Call it on a batch, or unfreeze a layer, first."
         )
+    check_layers(model)

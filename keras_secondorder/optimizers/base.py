@@ -9,6 +9,7 @@ import keras
 from keras import ops
 
 from keras_secondorder import vectors
+from keras_secondorder.capture import check_layers
 from keras_secondorder.likelihoods import loss_weights_of
 from keras_secondorder.solvers.damping import AdaptiveDamping
 from keras_secondorder.solvers.schedules import at_step, deserialize, serialize
@@ -67,6 +68,7 @@ class SecondOrderOptimizer(keras.optimizers.Optimizer):
         model = self._model_reference() if self._model_reference else None
         if model is None:
             raise ValueError(_HOW_TO_USE.format(name=type(self).__name__))
+        check_layers(model)
         super().build(variables)
         self.skipped_steps = self.add_variable((), "zeros", "int32", name="skipped")
         self._laid_out = [id(v) for v in variables]

@@ -216,3 +216,17 @@ def test_model_without_a_loss_is_refused_with_advice():
     model.compile(optimizer=kso.KFAC())
     with pytest.raises(ValueError, match=r"`loss.*compile"):
         fit(model, *examples())
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="a layer around PyTorch modules")
+def test_layers_whose_weights_keras_does_not_read_are_refused():
+    """They would stay where they are: their gradient is zero in Keras's scopes."""
+    torch = pytest.importorskip("torch")
+    foreign = keras.layers.TorchModuleWrapper(torch.nn.Linear(6, 4))
+    stack = keras.Sequential([keras.layers.Dense(6), foreign])
+    model = keras.Sequential([keras.Input((6,)), stack, keras.layers.Dense(3)])
+    message = "are read by another library.*Received a TorchModuleWrapper"
+    with pytest.raises(ValueError, match=message):
+        fit(compiled(model), *examples())
+    foreign.trainable = False
+    fit(compiled(model), *examples())
