@@ -58,7 +58,7 @@ class MatrixMomentum(FlatOptimizer):
     """
 
     def __init__(
-        self, learning_rate=1.0, damping=0.01, epsilon="auto", seed: int = 0, **kwargs
+        self, learning_rate=0.3, damping=0.1, epsilon="auto", seed: int = 0, **kwargs
     ):
         if isinstance(damping, int | float):
             check_range("damping", damping, -1e-30)

@@ -54,8 +54,8 @@ class StochasticMetaDescent(FlatOptimizer):
     def __init__(
         self,
         learning_rate=1.0,
-        initial_rate: float = 0.02,
-        meta_rate: float = 0.05,
+        initial_rate: float = 0.1,
+        meta_rate: float = 1.0,
         forgetting: float = 0.98,
         **kwargs,
     ):
