@@ -75,7 +75,8 @@ class SGDQN(FlatOptimizer):
         _, g, finite = self.loss_and_gradient(objective, linear)
         B, updates = vectors.values([self.scaling, self.updates])
         rate = ops.cast(ops.convert_to_tensor(self.learning_rate), self.precision)
-        s = -rate * B * g
+        direction = B * g  # before `B` is assigned: PyTorch does so in place
+        s = -rate * direction
         damping = ops.cast(at_step(self.damping, k), self.precision)
 
         def update():
@@ -93,7 +94,7 @@ class SGDQN(FlatOptimizer):
         finite = finite & vectors.is_finite(list(new))
         vectors.assign([self.scaling, self.updates], list(new), where=finite)
         logs = {"mean_scaling": ops.mean(new[0])}
-        return StepResult(self.unflatten(B * g), finite, linear.aux.state, logs)
+        return StepResult(self.unflatten(direction), finite, linear.aux.state, logs)
 
     def _gradient_at(self, objective, s):
         """The flat gradient at `theta + s`, on the same batch and the same masks."""
