@@ -27,6 +27,7 @@ class Quadratic(NamedTuple):
         T: What scales the parameters, shape `(P,)`; the damping is `lambda T^-2`.
         bend: `(x, solve) -> x'`: corrects a step for what the model leaves out.
         carried: Pairs of a variable and its value for the next step.
+        complete: Whether `Q` spans everything, `r = P`.
     """
 
     e: object
@@ -34,6 +35,7 @@ class Quadratic(NamedTuple):
     T: object
     bend: Callable | None = None
     carried: tuple = ()
+    complete: bool = True
 
 
 class DenseNewton(FlatOptimizer):
@@ -127,12 +129,13 @@ class DenseNewton(FlatOptimizer):
         d = self.convex(model.e) + damping
         rounding = self.eps * ops.max(ops.absolute(model.e))
         usable = ops.absolute(d) > ops.where(damping > 0, 0.0, rounding)
-        y = ops.where(usable, b / ops.where(usable, d, 1.0), 0.0)
-        rest = u - times(model.Q, b)
-        noise = 1e3 * self.eps * _length(u)
-        kept = (_length(rest) > noise) & (damping > 0)
-        rest = ops.where(kept, rest / ops.where(kept, damping, 1.0), 0.0)
-        return model.T * (times(model.Q, y) + rest)
+        x = times(model.Q, ops.where(usable, b / ops.where(usable, d, 1.0), 0.0))
+        if not model.complete:
+            # Under too little damping it would be made of rounding errors.
+            damped = damping > 100 * rounding
+            rest = u - times(model.Q, b)
+            x = x + ops.where(damped, rest / ops.where(damped, damping, 1.0), 0.0)
+        return model.T * x
 
     def step(self, objective):
         """One step on one batch."""
@@ -200,7 +203,3 @@ def rows(row, count):
 def times(A, v):
     """`A v`; `@` rather than `ops.matmul`, which turns float64 to float32 on torch."""
     return ops.squeeze(A @ ops.expand_dims(v, 1), 1)
-
-
-def _length(v):
-    return ops.sqrt(ops.sum(v * v))

@@ -127,7 +127,8 @@ class LevenbergMarquardt(DenseNewton):
         network = objective.linearize_network()
         G = gauss_newton_products(objective, network)
         sizes = [math.prod(shape) for shape in G.root_shapes]
-        if self._is_dual(sum(sizes)):
+        is_dual = self._is_dual(sum(sizes))
+        if is_dual:
             R = self._root(G, sizes)
             T, carried = self._scale(ops.sum(R * R, axis=1))
             R = R * ops.expand_dims(T, 1)
@@ -142,7 +143,7 @@ class LevenbergMarquardt(DenseNewton):
             e, Q = self.eigh(matrix)
             e = ops.where(e > 0, e, 0.0)  # less is rounding
         bend = self._bend(objective, network) if self.acceleration else None
-        return Quadratic(e, Q, T, bend, carried)
+        return Quadratic(e, Q, T, bend, carried, complete=not is_dual)
 
     def _is_dual(self, residuals):
         """Which form a batch with so many residuals takes."""

@@ -155,7 +155,7 @@ class TONGA(TruncatedNewton):
         """The largest principal components of the rows, and zeros."""
         parts = []
         for rows in self._by_block(X):
-            _, V = ops.linalg.eigh(_gram(rows))  # ascending
+            _, V = _principal(rows)
             kept = ops.einsum("uck,cwu->kwu", V[:, :, -self.rank :], rows)
             parts.append(kept)
         kept = self._joined(parts)
@@ -163,20 +163,23 @@ class TONGA(TruncatedNewton):
 
     def _solve(self, X, g, damping):
         """`(X^T X + lambda I)^-1 g = (g - X^T (X X^T + lambda I)^-1 X g) / lambda`."""
-        identity = ops.eye(X.shape[0], dtype=self.precision)
         parts = []
         gradients = self._by_block(ops.expand_dims(g, 0))
         for rows, part in zip(self._by_block(X), gradients, strict=True):
-            matrix = _gram(rows) + damping * identity
-            # One that is not finite is of a step that will be skipped.
-            finite = ops.all(ops.isfinite(matrix))
-            matrix = ops.where(finite, matrix, identity)
-            Xg = ops.einsum("cwu,kwu->uck", rows, part)
-            inner = ops.linalg.solve(matrix, Xg)
-            parts.append((part - ops.einsum("cwu,uck->kwu", rows, inner)) / damping)
+            # Not a linear solve: some backends raise where rounding makes it singular.
+            e, V = _principal(rows)
+            b = ops.einsum("cwu,uck->ukw", rows, V)
+            b = ops.einsum("ukw,xwu->uk", b, part) / (ops.relu(e) + damping)
+            inner = ops.einsum("uck,uk->uc", V, b)
+            parts.append((part - ops.einsum("cwu,uc->wu", rows, inner)) / damping)
         return self._joined(parts)[0]
 
 
-def _gram(rows):
-    """`X X^T` of each unit, shape `(units, rows, rows)`."""
-    return ops.einsum("cwu,ewu->uce", rows, rows)
+def _principal(rows):
+    """Eigenvalues, ascending, and eigenvectors of `X X^T` of each unit.
+
+    Of a step that will be skipped, for not being finite, they are those of zero.
+    """
+    gram = ops.einsum("cwu,ewu->uce", rows, rows)
+    finite = ops.all(ops.isfinite(gram))
+    return ops.linalg.eigh(ops.where(finite, gram, ops.zeros_like(gram)))
