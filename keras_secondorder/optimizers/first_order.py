@@ -25,18 +25,13 @@ class FirstOrderOptimizer(keras.optimizers.Optimizer):
             for v in variables
         ]
 
-    def build(self, variables):
-        """Remember the parameters."""
-        super().build(variables)
-        self._parameters = list(variables)
-
     def apply(self, grads, trainable_variables=None):
         """Apply a step, or change nothing where a gradient is not finite."""
         grads = list(grads)
         if not self.built and trainable_variables is not None:
             self.build(trainable_variables)
         finite = vectors.is_finite([g for g in grads if g is not None])
-        state = [*self._parameters, *self.variables]
+        state = [*self._trainable_variables, *self.variables]
         # Copies: PyTorch assigns in place.
         before = [ops.copy(value) for value in vectors.values(state)]
         super().apply(grads, trainable_variables)
