@@ -17,11 +17,20 @@ from keras_secondorder.layers import whiten
 from keras_secondorder.optimizers import (
     ACP,
     KFAC,
+    SGDQN,
+    TONGA,
+    AdaptiveRates,
     CenteredSGD,
+    DiagonalGaussNewton,
     HessianFree,
     KrylovSubspaceDescent,
+    LevenbergMarquardt,
+    MatrixMomentum,
     NaturalGradient,
     NaturalNetwork,
+    Newton,
+    RProp,
+    StochasticMetaDescent,
 )
 from keras_secondorder.solvers.damping import AdaptiveDamping
 from keras_secondorder.solvers.step_rules import (
@@ -39,11 +48,20 @@ install_hook()
 __all__ = [
     "ACP",
     "KFAC",
+    "SGDQN",
+    "TONGA",
+    "AdaptiveRates",
     "CenteredSGD",
+    "DiagonalGaussNewton",
     "HessianFree",
     "KrylovSubspaceDescent",
+    "LevenbergMarquardt",
+    "MatrixMomentum",
     "NaturalGradient",
     "NaturalNetwork",
+    "Newton",
+    "RProp",
+    "StochasticMetaDescent",
     # parts of an optimizer
     "AdaptiveDamping",
     "AdaptiveStep",

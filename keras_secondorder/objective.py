@@ -216,13 +216,21 @@ class Objective:
         with self._scope(parameters):
             return self._loss(self._call(self._x, _no_tap)[0])
 
-    def change(self, update: list, loss):
-        """`h(theta + update) - loss`, on the same batch and the same masks."""
-        moved = [
+    def outputs(self, parameters) -> list:
+        """The outputs of the network at other parameters, flattened."""
+        with self._scope(parameters):
+            return self._flat(self._call(self._x, _no_tap)[0])
+
+    def moved(self, update: list) -> list:
+        """The parameters `theta + update`, in their own dtypes."""
+        return [
             p + ops.cast(u, p.dtype)
             for p, u in zip(self.parameters, update, strict=True)
         ]
-        return self.value(moved) - loss
+
+    def change(self, update: list, loss):
+        """`h(theta + update) - loss`, on the same batch and the same masks."""
+        return self.value(self.moved(update)) - loss
 
     def curves(
         self, outputs: list, weights: list, rows=None, convex: bool = True

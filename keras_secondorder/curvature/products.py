@@ -169,7 +169,8 @@ def empirical_fisher_products(objective: Objective, centered: bool = False) -> P
         return products
     omega = sum(_example_weights(c.weights, objective.examples) for c in curves)
     share = ops.divide_no_nan(omega, ops.sum(omega))  # no weights: no mean either
-    mean = network.pullback(times_by_example(cotangents, ops.sqrt(share)))
+    along_mean = ops.sqrt(share)
+    mean = network.pullback(times_by_example(cotangents, along_mean))
 
     def product(v):
         along = sum(
@@ -178,7 +179,11 @@ def empirical_fisher_products(objective: Objective, centered: bool = False) -> P
         Cv = products.product(v)
         return [c - along * m for c, m in zip(Cv, mean, strict=True)]
 
-    return Products(product)
+    def root(u):
+        (u,) = u
+        return products.root([u - along_mean * ops.sum(along_mean * u)])
+
+    return Products(product, root, products.root_shapes)
 
 
 def _outer_products(network, drawn: list, examples) -> Products:

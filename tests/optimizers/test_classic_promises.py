@@ -1,0 +1,94 @@
+"""The classic optimizers keep what every optimizer promises."""
+
+import keras
+import numpy as np
+import problems
+import pytest
+from keras import ops
+
+import keras_secondorder as kso
+from keras_secondorder.testing import check_optimizer
+
+# The steps on the quadratic and in the valley, and the share of the loss to reach. A
+# fifth is the floor of the valley, along which most of these are slow; and gradients
+# whose covariance is large, as at the start of the quadratic, make TONGA slow.
+OPTIMIZERS = {
+    "newton": (kso.Newton, 30, 30, 0.1),
+    "levenberg-marquardt": (kso.LevenbergMarquardt, 30, 30, 0.1),
+    "tonga": (lambda: kso.TONGA(interval=2, columns=8), 250, 60, 0.2),
+    "diagonal": (lambda: kso.DiagonalGaussNewton(0.5), 60, 60, 0.2),
+    "meta-descent": (lambda: kso.StochasticMetaDescent(1.0, 0.005, 0.001), 60, 60, 0.2),
+    "matrix momentum": (kso.MatrixMomentum, 60, 60, 0.1),
+    "sgd-qn": (lambda: kso.SGDQN(damping=2.0, interval=2), 60, 60, 0.2),
+    "rprop": (lambda: kso.RProp(initial_step=0.1), 60, 60, 0.2),
+    "rates": (
+        lambda: kso.AdaptiveRates(1.0, "sign", 5e-4, up=1.1, down=0.5),
+        60,
+        60,
+        0.2,
+    ),
+    "normalized": (lambda: kso.AdaptiveRates(1.0, "normalized", 1e-3), 60, 60, 0.2),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_what_every_optimizer_promises(name):
+    make, *numbers = OPTIMIZERS[name]
+    check_optimizer(make, *numbers)
+
+
+@pytest.mark.parametrize("name", ["levenberg-marquardt", "tonga", "sgd-qn", "rates"])
+def test_r4_a_batch_of_nan_changes_nothing(name):
+    model = problems.classifier()
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer=OPTIMIZERS[name][0](), loss=loss)
+    data = problems.classification(24)
+    model.train_on_batch(data.x, data.classes)
+    bad = data.x.copy()
+    bad[3, 0] = np.nan
+    kept = [v for v in model.optimizer.variables if "skipped" not in v.path]
+    before = [np.array(ops.convert_to_numpy(v)) for v in [*model.weights, *kept]]
+    model.train_on_batch(bad, data.classes)
+    for old, v in zip(before, [*model.weights, *kept], strict=True):
+        np.testing.assert_array_equal(old, ops.convert_to_numpy(v))
+
+
+def test_levenberg_marquardt_fits_sinc():
+    keras.utils.set_random_seed(1)
+    x = np.linspace(-1, 1, 200, dtype="float32")[:, None]
+    model = keras.Sequential(
+        [keras.Input((1,)), problems.dense(20, "tanh"), problems.dense(1)]
+    )
+    model.compile(optimizer=kso.LevenbergMarquardt(), loss="mse")
+    y = np.sinc(10 * x / np.pi)  # sin(10 x) / (10 x)
+    history = model.fit(x, y, batch_size=200, epochs=99, verbose=0).history
+    assert history["loss"][-1] < 1e-6
+
+
+def test_levenberg_marquardt_solves_linear_regression_of_many_outputs():
+    random = np.random.default_rng(0)
+    x = random.normal(size=(400, 4)).astype("float32")
+    y = x @ random.normal(size=(4, 128)) + 0.5 + 0.1 * random.normal(size=(400, 128))
+    rows = np.hstack([x, np.ones((400, 1))])
+    rest = rows @ np.linalg.lstsq(rows, y, rcond=None)[0] - y
+    model = problems.sequential([problems.dense(128)], inputs=(4,))
+    model.compile(optimizer=kso.LevenbergMarquardt(), loss="mse")
+    model.fit(x, y, batch_size=400, epochs=3, verbose=0)
+    found = model.evaluate(x, y, batch_size=400, verbose=0)
+    np.testing.assert_allclose(found, np.mean(rest**2), rtol=1e-5)
+
+
+def test_messages():
+    with pytest.raises(ValueError, match="`form` must be one of"):
+        kso.LevenbergMarquardt(form="both")
+    with pytest.raises(ValueError, match="`negative_curvature` must be one of"):
+        kso.Newton(negative_curvature="flip")
+    with pytest.raises(ValueError, match="no room for the curvature of a penalty"):
+        penalty = keras.regularizers.L2(0.1)
+        model = problems.sequential([problems.dense(1, kernel_regularizer=penalty)])
+        model.compile(optimizer=kso.LevenbergMarquardt(form="dual"), loss="mse")
+        model.train_on_batch(np.ones((4, problems.FEATURES)), np.ones((4, 1)))
+    with pytest.raises(ValueError, match="at most 5000. Received a model with 5001"):
+        model = problems.sequential([problems.dense(1)], inputs=(5000,))
+        model.compile(optimizer=kso.Newton(), loss="mse")
+        model.train_on_batch(np.ones((4, 5000)), np.ones((4, 1)))
