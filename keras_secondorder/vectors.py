@@ -35,6 +35,11 @@ def dot(u: list, v: list):
     return total
 
 
+def norm(v: list):
+    """The Euclidean norm of a vector, a scalar."""
+    return ops.sqrt(dot(v, v))
+
+
 def scale(c, v: list) -> list:
     """The vector `c * v`."""
     return [ops.cast(c, a.dtype) * a for a in v]

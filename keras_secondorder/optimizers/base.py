@@ -10,6 +10,12 @@ from keras import ops
 
 from keras_secondorder import vectors
 from keras_secondorder.likelihoods import loss_weights_of
+from keras_secondorder.optimizers.step_report import (
+    CAUSES,
+    ENTRIES,
+    UNMEASURED,
+    Measured,
+)
 from keras_secondorder.solvers.damping import LevenbergMarquardt
 from keras_secondorder.solvers.schedules import at_step, deserialize, serialize
 
@@ -23,12 +29,20 @@ class StepResult(NamedTuple):
         finite: Whether the step may be applied, a boolean scalar.
         state: New values of the model's and the metrics' state.
         logs: Scalars for `fit`'s logs.
+        loss: The objective on the batch.
+        gradient: Its gradient, a list like `direction`.
+        previous: The direction of the step before, zeros at first.
+        measured: How the quadratic model compares with the loss, where it was measured.
     """
 
     direction: list
     finite: object
     state: list
     logs: dict
+    loss: object
+    gradient: list
+    previous: list
+    measured: Measured = UNMEASURED
 
 
 class SecondOrderOptimizer(keras.optimizers.Optimizer):
@@ -68,7 +82,13 @@ class SecondOrderOptimizer(keras.optimizers.Optimizer):
         if model is None:
             raise ValueError(_HOW_TO_USE.format(name=type(self).__name__))
         super().build(variables)
-        self.skipped_steps = self.add_variable((), "zeros", "int32", name="skipped")
+        #: Skipped steps by cause, in the order of `step_report.CAUSES`.
+        self.skips = self.add_variable((len(CAUSES),), "zeros", "int32", name="skips")
+        #: What the last step said of itself, in the order of `step_report.ENTRIES`;
+        #: 0 stands for what was not measured yet.
+        self.last_step = self.add_variable(
+            (len(ENTRIES),), "zeros", "float32", name="last_step"
+        )
         self._laid_out = [id(v) for v in variables]
         self.build_state(model)
 
@@ -81,6 +101,11 @@ class SecondOrderOptimizer(keras.optimizers.Optimizer):
                 "belongs to another model. "
                 f"Compile the model again with a new `{type(self).__name__}()`."
             )
+
+    @property
+    def skipped_steps(self):
+        """How many steps were skipped, a scalar."""
+        return ops.sum(vectors.values([self.skips])[0])
 
     def announce(self) -> None:
         """Say once which variables fell back."""

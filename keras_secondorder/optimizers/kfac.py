@@ -20,6 +20,7 @@ from keras_secondorder.optimizers.arguments import (
     check_rates,
 )
 from keras_secondorder.optimizers.base import SecondOrderOptimizer, StepResult
+from keras_secondorder.optimizers.step_report import UNMEASURED, Measured
 from keras_secondorder.solvers.damping import LevenbergMarquardt, reduction_ratio
 from keras_secondorder.solvers.step_rules import (
     AdaptiveStep,
@@ -295,16 +296,20 @@ class KFAC(SecondOrderOptimizer):
             "learning_rate": step.alpha * step.learning_rate,
             "momentum": step.mu,
         }
+        measured = UNMEASURED
         if self._adapted:
             due = ops.logical_and(
                 finite, ops.equal((k + 1) % self._damping_rule.every, 0)
             )
-            self._adapt_damping(
-                due, objective, loss, quadratic_model, step, update, damping
+            measured = self._adapt_damping(
+                due, objective, loss, gradient, quadratic_model, step, update, damping
             )
             (logs["rho"],) = vectors.values([self.rho])
         vectors.assign(self.previous, direction, where=finite)
-        return StepResult(direction, finite, linear.aux.state, logs)
+        state = linear.aux.state
+        return StepResult(
+            direction, finite, state, logs, loss, gradient, previous, measured
+        )
 
     def _needs_taps(self, objective) -> bool:
         rows = objective.examples if isinstance(objective.examples, int) else None
@@ -347,8 +352,8 @@ class KFAC(SecondOrderOptimizer):
         return ops.cond(due, trial, lambda: plain)
 
     def _adapt_damping(
-        self, due, objective, loss, quadratic_model, step, update, damping
-    ):
+        self, due, objective, loss, gradient, quadratic_model, step, update, damping
+    ) -> Measured:
         """The Levenberg-Marquardt rule on the reduction ratio (thesis, 6.6.5)."""
         (rho,) = vectors.values([self.rho])
 
@@ -357,11 +362,19 @@ class KFAC(SecondOrderOptimizer):
             if predicted is None:
                 Q, b = quadratic_model()([update])
                 predicted = 0.5 * Q[0, 0] + b[0]
-            rho = reduction_ratio(objective.change(update, loss), predicted)
-            return [rho, self._damping_rule.update(damping, rho)]
+            actual = objective.change(update, loss)
+            rho = reduction_ratio(actual, predicted)
+            damped = 2.0 * (predicted - vectors.dot(gradient, update))
+            quadratic = damped - damping * vectors.dot(update, update)
+            return [
+                *(rho, self._damping_rule.update(damping, rho)),
+                *(predicted, actual, quadratic),
+            ]
 
-        after = ops.cond(due, measured, lambda: [rho, damping])
-        vectors.assign([self.rho, self.damping_value], after)
+        nan = ops.full((), float("nan"))
+        after = ops.cond(due, measured, lambda: [rho, damping, nan, nan, nan])
+        vectors.assign([self.rho, self.damping_value], after[:2])
+        return Measured(*after[2:])
 
     def get_config(self):
         """The constructor's arguments."""
