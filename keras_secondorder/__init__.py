@@ -4,7 +4,14 @@ Importing the package is all it takes: `model.compile(optimizer=KFAC())` then tr
 plain Keras model with second-order information.
 """
 
-from keras_secondorder import curvature, initializers, solvers, testing
+from keras_secondorder import (
+    callbacks,
+    curvature,
+    diagnostics,
+    initializers,
+    solvers,
+    testing,
+)
 from keras_secondorder.capture import LayerWrapper, register_layer_wrapper
 from keras_secondorder.optimizers import (
     KFAC,
@@ -43,7 +50,9 @@ __all__ = [
     "detach",
     "register_layer_wrapper",
     # modules
+    "callbacks",
     "curvature",
+    "diagnostics",
     "initializers",
     "solvers",
     "testing",

@@ -86,7 +86,7 @@ def has_blocks(optimizer) -> bool:
     return optimizer.built and hasattr(optimizer, "blocks")
 
 
-def layers(optimizer) -> list[Layer]:
+def layers(optimizer, index: int | None = None) -> list[Layer]:
     """The blocks of a K-FAC optimizer, with the spectra of their factors.
 
     Eigenvalues are computed in float64 on the host, at a cost of the cube of a factor's
@@ -94,16 +94,17 @@ def layers(optimizer) -> list[Layer]:
 
     Args:
         optimizer: A built `KFAC`; on JAX, with its variables in sync.
+        index: Number of one block to look at, or None for all.
 
     Returns:
         A `Layer` for each block that has a factor.
     """
     (gamma,) = vectors.values([optimizer.gamma])
     curvature, found = optimizer.curvature, []
-    for plan, block, places in zip(
-        curvature.plan, curvature.blocks, curvature.places, strict=True
+    for number, (plan, block, places) in enumerate(
+        zip(curvature.plan, curvature.blocks, curvature.places, strict=True)
     ):
-        if not block.factors:
+        if not block.factors or index not in (None, number):
             continue
         name, eta = plan.layer_name, curvature.eta[places[0]]
         if block.wrapper is None:

@@ -31,7 +31,7 @@ class StepResult(NamedTuple):
         logs: Scalars for `fit`'s logs.
         loss: The objective on the batch.
         gradient: Its gradient, a list like `direction`.
-        previous: The direction of the step before, zeros at first.
+        successive: The cosine of this direction and the one before, a scalar.
         measured: How the quadratic model compares with the loss, where it was measured.
     """
 
@@ -41,7 +41,7 @@ class StepResult(NamedTuple):
     logs: dict
     loss: object
     gradient: list
-    previous: list
+    successive: object
     measured: Measured = UNMEASURED
 
 
@@ -148,6 +148,11 @@ class SecondOrderOptimizer(keras.optimizers.Optimizer):
         self._adapted = isinstance(self._damping_rule, LevenbergMarquardt)
         initial = self._damping_rule.initial if self._adapted else None
         self.damping_value = self.add_scalar("damping", float(initial or 0.0))
+
+    @property
+    def damping_rule(self):
+        """What adapts `lambda`, or None where it is a number or a schedule."""
+        return self._damping_rule if self._adapted else None
 
     def damping_at(self, k, loss):
         """`lambda` of a step.

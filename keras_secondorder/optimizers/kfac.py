@@ -305,10 +305,11 @@ class KFAC(SecondOrderOptimizer):
                 due, objective, loss, gradient, quadratic_model, step, update, damping
             )
             (logs["rho"],) = vectors.values([self.rho])
+        successive = vectors.cosine(direction, previous)
         vectors.assign(self.previous, direction, where=finite)
         state = linear.aux.state
         return StepResult(
-            direction, finite, state, logs, loss, gradient, previous, measured
+            direction, finite, state, logs, loss, gradient, successive, measured
         )
 
     def _needs_taps(self, objective) -> bool:

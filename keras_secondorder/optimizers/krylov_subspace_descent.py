@@ -126,6 +126,7 @@ class KrylovSubspaceDescent(FlatOptimizer):
         found = bfgs(value_and_gradient, start, H0, max_iterations=self.bfgs_iterations)
         step = along(found.x)
         finite = finite & ops.all(ops.isfinite(step))
+        successive = vectors.cosine([step], [previous])
         vectors.assign([self.previous], [step], where=finite)
         logs = {
             "basis": ops.sum(ops.cast(used, "int32")),
@@ -142,7 +143,7 @@ class KrylovSubspaceDescent(FlatOptimizer):
             logs,
             loss,
             self.unflatten(gradient),
-            self.unflatten(-previous),
+            successive,
             Measured(predicted, found.change, quadratic),
         )
 

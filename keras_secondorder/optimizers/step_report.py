@@ -50,22 +50,22 @@ def entries_of(result, learning_rate, before):
         Tensor of shape `(len(ENTRIES),)`, float32.
     """
     g, d = vectors.norm(result.gradient), vectors.norm(result.direction)
-    previous = vectors.norm(result.previous)
     downhill = vectors.dot(result.gradient, result.direction)
-    along = vectors.dot(result.direction, result.previous)
-    measured = [ops.cast(m, "float32") for m in result.measured]
+    measured = ops.stack([ops.cast(m, "float32") for m in result.measured])
+    kept = before[-len(result.measured) :]
     lr = ops.cast(learning_rate, "float32")
     entries = [
         g,
         lr * d,
         -ops.divide_no_nan(downhill, g * d),
-        ops.divide_no_nan(along, d * previous),
-        *[
-            ops.where(ops.isfinite(new), new, old)
-            for new, old in zip(measured, before[-len(measured) :], strict=True)
-        ],
+        result.successive,
     ]
-    return ops.stack([ops.cast(e, "float32") for e in entries])
+    return ops.concatenate(
+        [
+            ops.stack([ops.cast(e, "float32") for e in entries]),
+            ops.where(ops.isfinite(measured), measured, kept),
+        ]
+    )
 
 
 def cause_of(result, gradient_norm):

@@ -131,7 +131,7 @@ class TruncatedNewton(FlatOptimizer):
         for variable, value in trial.carried:
             vectors.assign([variable], [value], where=finite)
         logs = {"damping": damping, "rho": rho, "step_length": t, **trial.logs}
-        (previous,) = vectors.values([self.previous])
+        successive = vectors.cosine([direction], vectors.values([self.previous]))
         vectors.assign([self.previous], [direction], where=finite)
         quadratic = t**2 * (trial.curvature - trial.damped)
         return StepResult(
@@ -141,6 +141,6 @@ class TruncatedNewton(FlatOptimizer):
             logs,
             loss,
             self.unflatten(gradient),
-            self.unflatten(previous),
+            successive,
             Measured(predicted, search.value, quadratic),
         )
