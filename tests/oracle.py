@@ -253,6 +253,10 @@ class Report(NamedTuple):
     damping: float
     gamma: float
     rho: float
+    gradient: np.ndarray
+    predicted: float  # by the damped model; NaN where it was not measured
+    actual: float
+    quadratic: float  # delta^T (F + diag(eta)) delta
 
 
 class Kfac:
@@ -316,10 +320,13 @@ class Kfac:
         lr = 1.0 if self.learning_rate is None else self.learning_rate
         update = -lr * direction
         rho, damping = np.nan, self.damping
+        predicted = change = quadratic = np.nan
         if self.damping_every and self.steps % self.damping_every == 0:
             after = moved(layers, update)
             change = objective(after, kind, x, y, w) - objective(layers, kind, x, y, w)
-            rho = change / model(update)
+            predicted = model(update)
+            quadratic = update @ curvature @ update - damping * update @ update
+            rho = change / predicted
             omega = (19 / 20) ** self.damping_every
             if rho > 3 / 4:
                 self.damping = omega * damping
@@ -327,7 +334,10 @@ class Kfac:
                 self.damping = damping / omega
         self.previous = direction
         self.layers = moved(layers, update)
-        return Report(update, alpha * lr, mu, damping, self.gamma, rho)
+        return Report(
+            *(update, alpha * lr, mu, damping, self.gamma, rho),
+            *(grad, predicted, change, quadratic),
+        )
 
     def _average(self, new):
         if self.average is None:

@@ -316,7 +316,11 @@ class CurvatureMonitor(keras.callbacks.Callback):
         if self._own is None:
             metrics = self._watched.get_metrics_result()
             self._own = [name for name in logs if name not in metrics]
-        self._records.scalars(step, {f"Step/{n}": logs[n] for n in self._own})
+        values = {f"Step/{name}": logs[name] for name in self._own}
+        if "Step/learning_rate" not in values:
+            rate = ops.convert_to_numpy(self._optimizer.learning_rate)
+            values["Step/learning_rate"] = rate
+        self._records.scalars(step, values)
 
     def _extend_history(self, epoch):
         history = self._watched.history

@@ -60,7 +60,6 @@ class Looks:
         values = {
             **read(optimizer),
             **{f"skipped_for_{c}": n for c, n in zip(CAUSES, skips, strict=True)},
-            "learning_rate": ops.convert_to_numpy(optimizer.learning_rate),
         }
         if has_blocks(optimizer):
             failed = optimizer.curvature.failed

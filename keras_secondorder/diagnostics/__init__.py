@@ -15,12 +15,14 @@ from keras_secondorder.diagnostics.measures import (
     subspace_share,
 )
 from keras_secondorder.diagnostics.network import NetworkProbe, Spectrum
+from keras_secondorder.diagnostics.report import Report, plot, report
 
 __all__ = [
     "Factor",
     "Layer",
     "NetworkProbe",
     "NoiseScale",
+    "Report",
     "Spectrum",
     "cosine",
     "effective_rank",
@@ -28,5 +30,7 @@ __all__ = [
     "has_blocks",
     "layers",
     "noise_scale",
+    "plot",
+    "report",
     "subspace_share",
 ]
