@@ -273,8 +273,9 @@ def kfac_run(name: str) -> dict:
     """Three steps by `train_on_batch`, as arrays.
 
     Returns:
-        "updates" (3, P); "reports" (3, entries of a step report); one array of 3 for each of LOGS; "factors", the flattened
-        [A, G] of all layers after the first step.
+        "updates" (3, P); "reports" (3, entries of a step report); one array of 3 for
+        each of LOGS; "factors", the flattened [A, G] of all layers after the first
+        step.
     """
     case = KFAC_CASES[name]
     model = case.model()

@@ -57,6 +57,8 @@ class Run:
 
     def __init__(self, optimizer, folder, **options):
         self.model = compiled(classifier(), optimizer, metrics=["accuracy"])
+        if not optimizer.built:
+            optimizer.build(self.model.trainable_variables)
         initial = state(self.model)
         self.plain = fit(self.model, X, Y, epochs=EPOCHS)
         self.expected = state(self.model)
