@@ -22,7 +22,7 @@ from keras_secondorder.optimizers.base import SecondOrderOptimizer
 # How the overhead is shared out.
 SHARES = {"step": 0.2, "layers": 0.2, "pictures": 0.2, "network": 0.4}
 SECONDS_PER_CUBE = 2e-10  # of the eigenvalues of a factor, per cube of its side
-PICTURE_SECONDS = 0.5
+PICTURE_SECONDS = 0.3
 # Products with a matrix of the network that each measurement takes, roughly.
 PRODUCTS = {"hessian": 80, "gauss_newton": 80, "density": 50, "noise": 10, "errors": 20}
 
@@ -194,14 +194,11 @@ class CurvatureMonitor(keras.callbacks.Callback):
                 task.ask()
         self._look()
         start = time.perf_counter()
-        shares = {
-            f"Step/time_share/{part}": share
-            for part, share in self._times.shares().items()
-        }
         if self._second_order and self._times.seconds:
-            shares["Step/seconds"] = self._times.seconds
-            shares["Step/time_share/monitor"] = self.overhead
-        self._records.scalars(self._step, shares)
+            shares = {**self._times.shares(), "monitor": self.overhead}
+            values = {f"Step/time_share/{part}": s for part, s in shares.items()}
+            values["Step/seconds"] = self._times.seconds
+            self._records.scalars(self._step, values)
         self._extend_history(epoch)
         if self._records.file is not None:
             self._records.file.flush()

@@ -6,7 +6,7 @@ import numpy as np
 
 from keras_secondorder.curvature import Density
 
-PIXELS = 256  # sides of larger matrices are averaged down to this
+PIXELS = 128  # sides of larger matrices are averaged down to this
 MISSING = (
     "Pictures are drawn by matplotlib. The package was not found. "
     "Run `pip install matplotlib`, or ask for numbers only."
@@ -37,7 +37,7 @@ def new_figure(width: float, height: float):
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError(MISSING) from error
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = Figure(figsize=(width, height))
     FigureCanvasAgg(figure)
     return figure
 
@@ -64,8 +64,9 @@ def factors_figure(layer):
     """
     factors = [f for f in layer.factors if f.matrix.ndim == 2][:2]
     columns = max(1, len(factors))
-    figure = new_figure(4.6 * columns, 7.6)
+    figure = new_figure(4.4 * columns, 7.6)
     panels = figure.subplots(2, columns, squeeze=False)
+    figure.subplots_adjust(0.06, 0.04, 0.94, 0.92, wspace=0.3, hspace=0.18)
     for column, factor in enumerate(factors):
         inverse = factor.inverse
         if inverse is not None and inverse.shape != factor.matrix.shape:
@@ -87,6 +88,7 @@ def density_figure(density: Density):
         density: What `spectral_density` returns.
     """
     figure = new_figure(6.4, 4.0)
+    figure.subplots_adjust(0.12, 0.13, 0.97, 0.96)
     draw_density(figure.subplots(), density)
     return figure
 
@@ -102,7 +104,7 @@ def draw_density(panel, density: Density) -> None:
 
 
 def reduced(matrix) -> np.ndarray:
-    """Absolute values, averaged over squares to at most 256 rows and columns."""
+    """Absolute values, averaged over squares to at most 128 rows and columns."""
     matrix = np.abs(matrix)
     for axis in (0, 1):
         step = -(-matrix.shape[axis] // PIXELS)
@@ -114,8 +116,6 @@ def reduced(matrix) -> np.ndarray:
 
 
 def _heat_map(figure, panel, matrix, name):
-    from matplotlib.colors import LogNorm
-
     panel.set_title(name, fontsize=10)
     if matrix is None or not np.isfinite(matrix).all() or not np.any(matrix):
         panel.text(0.5, 0.5, "none yet", ha="center", va="center")
@@ -123,11 +123,16 @@ def _heat_map(figure, panel, matrix, name):
         return
     size, values = matrix.shape[-1], reduced(matrix)
     top = values.max()
+    # Drawn as the logarithm: a logarithmic colour scale takes several times as long.
+    low, high = np.log10(1e-3 * top), np.log10(top)
     picture = panel.imshow(
-        np.maximum(values, 1e-3 * top),
-        norm=LogNorm(1e-3 * top, top),
+        np.log10(np.maximum(values, 1e-3 * top)),
+        vmin=low,
+        vmax=high,
         cmap="magma",
         extent=(0, size, size, 0),
         interpolation="nearest",
     )
-    figure.colorbar(picture, ax=panel, shrink=0.85)
+    ticks = np.arange(np.ceil(low), np.floor(high) + 1)
+    bar = figure.colorbar(picture, ax=panel, shrink=0.85, ticks=ticks)
+    bar.set_ticklabels([f"{10.0**t:g}" for t in ticks])

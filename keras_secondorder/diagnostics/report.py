@@ -164,6 +164,7 @@ def plot(found: Report, path=None):
     """
     figure = new_figure(11.0, 3.8 if not found.layers else 7.4)
     panels = figure.subplots(2 if found.layers else 1, 2, squeeze=False)
+    figure.subplots_adjust(0.07, 0.09, 0.98, 0.93, hspace=0.25)
     draw_density(panels[0, 0], found.density)
     top = panels[0, 1]
     for name, spectrum in (
