@@ -142,7 +142,7 @@ class CurvatureMonitor(keras.callbacks.Callback):
         self._step = int(ops.convert_to_numpy(self._optimizer.iterations))
         self._work, self._training, self._mark, self._compilation = 0.0, 0.0, None, None
         self._arrived.clear()
-        self._wanted, self._own, self._last_logs = set(), None, (None, None)
+        self._wanted, self._metrics, self._last_logs = set(), None, (None, None)
         rule = intervals_of(self._optimizer) if self._second_order else {}
         self._times = StepTimes(rule)
         data = arguments_of_fit(model) if self.data is None else self.data
@@ -292,6 +292,8 @@ class CurvatureMonitor(keras.callbacks.Callback):
         self._work += time.perf_counter() - start
 
     def _look_at_step(self, step: int):
+        if self._metrics is None:  # here, where the metrics have their values
+            self._metrics = self._watched.get_metrics_result()
         self._looks.step(step)
         arrived, logs = self._last_logs
         if arrived == step:
@@ -310,10 +312,8 @@ class CurvatureMonitor(keras.callbacks.Callback):
 
     def _keep_logs(self, step, logs):
         self._wanted.discard(step)
-        if self._own is None:
-            metrics = self._watched.get_metrics_result()
-            self._own = [name for name in logs if name not in metrics]
-        values = {f"Step/{name}": logs[name] for name in self._own}
+        own = [name for name in logs if name not in self._metrics]
+        values = {f"Step/{name}": logs[name] for name in own}
         if "Step/learning_rate" not in values:
             rate = ops.convert_to_numpy(self._optimizer.learning_rate)
             values["Step/learning_rate"] = rate
