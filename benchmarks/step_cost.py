@@ -29,7 +29,7 @@ def variants():
     timed = {
         "Adam": keras.optimizers.Adam(1e-3),
         "fixed": kso.KFAC(),
-        "adaptive": kso.KFAC(**adaptive, damping=kso.LevenbergMarquardt()),
+        "adaptive": kso.KFAC(**adaptive, damping=kso.AdaptiveDamping()),
     }
     if args.parts:
         timed |= {
@@ -40,14 +40,12 @@ def variants():
             "rho": kso.KFAC(
                 **bare,
                 **adaptive,
-                damping=kso.LevenbergMarquardt(every=1, gamma_every=None),
+                damping=kso.AdaptiveDamping(every=1, gamma_every=None),
             ),
             "gammas": kso.KFAC(
                 **bare,
                 **adaptive,
-                damping=kso.LevenbergMarquardt(
-                    every=10_000, decay=0.9999, gamma_every=1
-                ),
+                damping=kso.AdaptiveDamping(every=10_000, decay=0.9999, gamma_every=1),
             ),
         }
     return timed

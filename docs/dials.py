@@ -95,7 +95,7 @@ def draw(name, runs):
 def main():
     """Makes all pictures."""
     FOLDER.mkdir(exist_ok=True)
-    rule = kso.LevenbergMarquardt
+    rule = kso.AdaptiveDamping
     healthy = run(kso.KFAC())
     draw("healthy", {"KFAC()": healthy})
     draw(

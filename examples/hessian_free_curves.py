@@ -48,7 +48,7 @@ def hessian_free():
     """
     return kso.HessianFree(
         damping_matrix="diagonal",
-        damping=kso.LevenbergMarquardt(
+        damping=kso.AdaptiveDamping(
             0.1, every=1, decay=2 / 3, minimum=1e-6, gamma_every=None
         ),
         cg_iterations=30,

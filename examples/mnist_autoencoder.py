@@ -78,7 +78,7 @@ def thesis():
     Returns:
         The optimizer.
     """
-    return kso.KFAC.thesis(kso.LevenbergMarquardt(150.0, decay=args.decay))
+    return kso.KFAC.thesis(kso.AdaptiveDamping(150.0, decay=args.decay))
 
 
 def fit(model, x, steps, every, seed):

@@ -9,17 +9,22 @@ from keras_secondorder import (
     curvature,
     diagnostics,
     initializers,
+    layers,
     solvers,
     testing,
 )
 from keras_secondorder.capture import LayerWrapper, register_layer_wrapper
+from keras_secondorder.layers import whiten
 from keras_secondorder.optimizers import (
+    ACP,
     KFAC,
+    CenteredSGD,
     HessianFree,
     KrylovSubspaceDescent,
     NaturalGradient,
+    NaturalNetwork,
 )
-from keras_secondorder.solvers.damping import LevenbergMarquardt
+from keras_secondorder.solvers.damping import AdaptiveDamping
 from keras_secondorder.solvers.step_rules import (
     AdaptiveStep,
     RelativeRadius,
@@ -33,13 +38,16 @@ __version__ = "0.1.0"
 install_hook()
 
 __all__ = [
+    "ACP",
     "KFAC",
+    "CenteredSGD",
     "HessianFree",
     "KrylovSubspaceDescent",
     "NaturalGradient",
+    "NaturalNetwork",
     # parts of an optimizer
+    "AdaptiveDamping",
     "AdaptiveStep",
-    "LevenbergMarquardt",
     "RelativeRadius",
     "StepRule",
     "TrustRegionStep",
@@ -49,11 +57,13 @@ __all__ = [
     "coverage",
     "detach",
     "register_layer_wrapper",
+    "whiten",
     # modules
     "callbacks",
     "curvature",
     "diagnostics",
     "initializers",
+    "layers",
     "solvers",
     "testing",
 ]

@@ -212,7 +212,7 @@ class KfacCase(NamedTuple):
         o = self.options
         damping = o["damping"]
         if "damping_every" in o:
-            damping = kso.LevenbergMarquardt(
+            damping = kso.AdaptiveDamping(
                 damping, every=o["damping_every"], gamma_every=o.get("gamma_every")
             )
         return kso.KFAC(

@@ -22,6 +22,7 @@ ROOMS = (
     "solvers",
     "likelihoods",
     "capture",
+    "layers",
     "objective",
     "curvature",
     "optimizers",

@@ -1,5 +1,7 @@
-"""Callbacks that report on training."""
+"""Callbacks and data sets for `fit`."""
 
 from keras_secondorder.callbacks.curvature_monitor import CurvatureMonitor
+from keras_secondorder.callbacks.growing_batches import GrowingBatches
+from keras_secondorder.callbacks.rewhitening import Rewhitening
 
-__all__ = ["CurvatureMonitor"]
+__all__ = ["CurvatureMonitor", "GrowingBatches", "Rewhitening"]

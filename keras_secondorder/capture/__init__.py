@@ -16,12 +16,17 @@ from keras_secondorder.capture.coverage import (
     Coverage,
     is_built,
     plan_blocks,
+    sublayers,
     table,
     wrapper_of,
 )
 from keras_secondorder.capture.memory import Side
 from keras_secondorder.capture.recorder import of_wrapper, recording
-from keras_secondorder.capture.wrapper import LayerWrapper, register_layer_wrapper
+from keras_secondorder.capture.wrapper import (
+    LayerWrapper,
+    register_layer_wrapper,
+    replaced,
+)
 
 __all__ = [
     "FALLBACKS",
@@ -35,6 +40,8 @@ __all__ = [
     "recording",
     "recurrent_layers",
     "register_layer_wrapper",
+    "replaced",
+    "sublayers",
     "watching",
     "table",
     "wrapper_of",

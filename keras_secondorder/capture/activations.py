@@ -61,11 +61,13 @@ def _sequences(layer, on_output):
     forward, returns_sequences = layer.call, layer.return_sequences
 
     def call(*args, **kwargs):
-        result = forward(*args, **kwargs)
+        # For the call alone: `compute_mask` after it goes by the same attribute.
+        with replaced(layer, return_sequences=True):
+            result = forward(*args, **kwargs)
         states = tuple(result[1:]) if layer.return_state else ()
         sequence = result[0] if layer.return_state else result
         on_output(sequence)
         wanted = sequence if returns_sequences else sequence[:, -1]
         return (wanted, *states) if layer.return_state else wanted
 
-    return replaced(layer, call=call, return_sequences=True)
+    return replaced(layer, call=call)

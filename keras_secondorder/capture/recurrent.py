@@ -184,13 +184,13 @@ class _Map(LayerWrapper):
         return [(cell.kernel, cell.recurrent_kernel)[self.which]]
 
     @property
-    def _has_bias(self):
+    def has_bias(self):
         cell = self.layer.cell
         return cell.bias is not None and (self.which == 0 or _two_biases(cell))
 
     @property
     def d_in(self):
-        return self.variables[0].shape[0] + self._has_bias
+        return self.variables[0].shape[0] + self.has_bias
 
     @property
     def d_out(self):
@@ -198,7 +198,7 @@ class _Map(LayerWrapper):
 
     def input_rows(self, inputs):
         flat = rows(inputs[self.which], self.variables[0].shape[0])
-        return with_ones(flat) if self._has_bias else flat
+        return with_ones(flat) if self.has_bias else flat
 
     def gradient_rows(self, gradient):
         start = self.which * self.d_out if _two_biases(self.layer.cell) else 0
@@ -208,7 +208,7 @@ class _Map(LayerWrapper):
         return stacked(values)
 
     def from_matrix(self, matrix):
-        return unstacked(matrix, self._has_bias)
+        return unstacked(matrix, self.has_bias)
 
 
 class _InputMap(_Map):

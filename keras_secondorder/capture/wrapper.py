@@ -27,6 +27,8 @@ class LayerWrapper:
     kind = "kronecker"
     #: Whether `input_rows` gives indices of one-hot rows, shape (examples, positions).
     one_hot = False
+    #: Whether `input_rows` end with the 1 that carries a bias.
+    has_bias = False
     #: Number of matrices, with their own factors each.
     stack = 1
 

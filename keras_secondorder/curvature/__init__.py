@@ -4,6 +4,12 @@ from keras_secondorder.curvature.block_diagonal import BlockDiagonal, Inverses
 from keras_secondorder.curvature.dense_operator import DenseOperator
 from keras_secondorder.curvature.diagonal import DiagonalBlock, IdentityBlock
 from keras_secondorder.curvature.fisher_model import fisher_model
+from keras_secondorder.curvature.input_covariance import (
+    InputCovariance,
+    center,
+    input_mean,
+    uncenter,
+)
 from keras_secondorder.curvature.kronecker import SHARINGS, KroneckerBlock
 from keras_secondorder.curvature.network import (
     NetworkOperator,
@@ -30,15 +36,19 @@ __all__ = [
     "DiagonalBlock",
     "Eigenpairs",
     "IdentityBlock",
+    "InputCovariance",
     "Inverses",
     "KroneckerBlock",
     "LinearOperator",
     "NetworkOperator",
     "UnitwiseBlock",
     "batch_factors",
+    "center",
     "empirical_fisher",
     "fisher",
     "fisher_model",
     "gauss_newton",
     "hessian",
+    "input_mean",
+    "uncenter",
 ]

@@ -25,6 +25,12 @@ class Batches:
 
     def __init__(self, model, x, y, sample_weight, labelled=True):
         self.single = y is not None or _is_batch(model, x)
+        if isinstance(x, tuple) and not self.single:
+            raise ValueError(
+                "A tuple may be meant as one batch (x, y) or as several batches. "
+                f"Received one of {len(x)}. Pass `x` and `y` apart, or a list of "
+                "batches."
+            )
         self._labelled = labelled
         self._labels_missing = labelled and model.loss is not None
         self._source = [(x, y, sample_weight)] if self.single else x
@@ -55,7 +61,9 @@ class Batches:
                     "or use `fisher`, which does not depend on them."
                 )
             y = y if self._labelled else None
-            yield keras.tree.map_structure(_as_tensor, (x, y, sample_weight))
+            batch = keras.tree.map_structure(_as_tensor, (x, y, sample_weight))
+            _check_rows(batch)
+            yield batch
         if empty:
             raise ValueError("The data has no batches. Pass at least one.")
 
@@ -83,6 +91,18 @@ def _as_tensor(value: Any):
     if array.dtype.kind == "f":
         array = array.astype(keras.config.floatx())  # as `fit` does
     return ops.convert_to_tensor(array)
+
+
+def _check_rows(batch) -> None:
+    rows = {tuple(t.shape)[:1] for t in keras.tree.flatten(batch) if t is not None}
+    if len(rows) > 1:
+        shapes = keras.tree.map_structure(
+            lambda t: None if t is None else tuple(t.shape), batch
+        )
+        raise ValueError(
+            "Inputs, targets and weights must have as many rows as each other. "
+            f"Received the shapes {shapes}. Pass the same examples."
+        )
 
 
 def rows_of(batch) -> int:

@@ -14,6 +14,7 @@ from keras_secondorder.curvature.factor import (
     trace_norm_pi,
     zeros_of,
 )
+from keras_secondorder.curvature.rows import all_rows, by_example, spread
 
 SHARINGS = ("expand", "reduce")
 
@@ -104,14 +105,14 @@ class KroneckerBlock:
     def _input_factor(self, part, side, inputs, weights):
         a = [part.input_rows(x) for x in inputs]
         if part.one_hot:
-            a = ops.concatenate([_by_example(r[..., None], weights) for r in a], axis=1)
-            w = _spread(weights, a)
+            a = ops.concatenate([by_example(r[..., None], weights) for r in a], axis=1)
+            w = spread(weights, a)
             return counts(a[..., 0], ops.broadcast_to(w, ops.shape(a)[:2]), side)
-        a = ops.concatenate([_by_example(r, weights) for r in a], axis=-2)
+        a = ops.concatenate([by_example(r, weights) for r in a], axis=-2)
         if self._sharing == "reduce":
             a = ops.mean(a, axis=-2, keepdims=True)
-        a = a * ops.sqrt(_spread(weights, a))[..., None]
-        return second_moment(_all_rows(a, part.stack), side)
+        a = a * ops.sqrt(spread(weights, a))[..., None]
+        return second_moment(all_rows(a, part.stack), side)
 
     def gradient_statistics(self, inputs: list, taps: list, weights) -> list:
         """`G` of one batch, for each affine map.
@@ -128,11 +129,11 @@ class KroneckerBlock:
         ]
 
     def _gradient_factor(self, part, side, taps, weights):
-        g = [_by_example(part.gradient_rows(t), weights) for t in taps]
+        g = [by_example(part.gradient_rows(t), weights) for t in taps]
         g = ops.concatenate(g, axis=-2) if len(g) > 1 else g[0]
         if self._sharing == "reduce" and not part.one_hot:
             g = ops.sum(g, axis=-2, keepdims=True)
-        return second_moment(_all_rows(g, part.stack), side)
+        return second_moment(all_rows(g, part.stack), side)
 
     # --- inverses -------------------------------------------------------------------
 
@@ -230,28 +231,3 @@ class KroneckerBlock:
         d_in, d_out = self.wrapper.d_in, self.wrapper.d_out
         from_gradient = d_in * d_out * (d_in + d_out)
         return rows * (d_in**2 + d_out**2 + d_in * d_out) < from_gradient
-
-
-def _by_example(rows, weights):
-    """Rows `(..., N, T, d)` with the examples that the weights have.
-
-    A model may have moved positions into the first axis, as in `(N T, d)`.
-    """
-    if weights.shape[0] is not None and rows.shape[-3] == weights.shape[0]:
-        return rows
-    lead = rows.shape[:-3]
-    return ops.reshape(rows, (*lead, ops.shape(weights)[0], -1, rows.shape[-1]))
-
-
-def _spread(weights, rows):
-    """Weights of the rows `(..., N, T, d)`, shape `(N, T)` or `(N, 1)`."""
-    if weights.shape[1] == 1 or weights.shape[1] != rows.shape[-2]:
-        weights = ops.sum(weights, axis=1, keepdims=True)
-        weights = weights / ops.cast(ops.shape(rows)[-2], "float32")
-    return weights
-
-
-def _all_rows(rows, stack: int):
-    """`(stack, N, T, d)` as `(stack, N T, d)`, without the stack where it is 1."""
-    lead = () if stack == 1 else (stack,)
-    return ops.reshape(rows, (*lead, -1, rows.shape[-1]))

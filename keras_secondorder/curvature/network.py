@@ -100,6 +100,7 @@ def gauss_newton(model, x, y=None, sample_weight=None, training: bool = False):
 def fisher(
     model,
     x,
+    y=None,
     sample_weight=None,
     samples: int | None = None,
     seed: int = 0,
@@ -110,6 +111,7 @@ def fisher(
     Args:
         model: See `hessian`.
         x: Inputs, or an iterable of batches of inputs or of `(x, y, ...)`.
+        y: Not used: a Fisher matrix does not depend on the labels.
         sample_weight: Weights of the examples, or None.
         samples: None for the exact expectation over targets, or the number of targets
             drawn for each example.
@@ -281,7 +283,9 @@ class NetworkOperator(LinearOperator):
                 totals[i] = totals[i] + count * self._multiply(product, v)
         return [t / rows for t in totals]
 
-    def diagonal(self, samples: int | None = None, seed: int = 0):
+    def diagonal(
+        self, samples: int | None = None, seed: int = 0, exact: bool | None = None
+    ):
         """The diagonal, exact or estimated.
 
         ```
@@ -293,9 +297,10 @@ class NetworkOperator(LinearOperator):
         serves any matrix. Penalties are added exactly.
 
         Args:
-            samples: Number of random vectors, or None: exact where 512 products do,
-                else from 64 vectors.
+            samples: Number of random vectors, 64 by default.
             seed: Seed of the vectors.
+            exact: Whether to take all unit vectors instead; None where 512 do and
+                `samples` is not given.
 
         Returns:
             Tensor of shape `(P,)`.
@@ -305,16 +310,17 @@ class NetworkOperator(LinearOperator):
             (2016), thesis, section 4.9.4.
         """
         check_count("samples", samples)
-        few_rows = self.shape[0] <= MAX_EXACT_PRODUCTS
-        if samples is None and few_rows:
-            return super().diagonal(samples, seed)
+        few_rows = samples is None and self.shape[0] <= MAX_EXACT_PRODUCTS
+        if exact is None and few_rows:
+            return super().diagonal(exact=True)
         random, total, rows = np.random.default_rng(seed), 0.0, 0
         for (_, root, like), count in self._prepared():
             if root is None:
-                return super().diagonal(samples, seed)
+                return super().diagonal(samples, seed, exact)
             shapes = [tuple(t.shape) for t in like]
             entries = sum(math.prod(shape) for shape in shapes)
-            if samples is None and entries <= MAX_EXACT_PRODUCTS:
+            few = samples is None and entries <= MAX_EXACT_PRODUCTS
+            if exact or (exact is None and few):
                 draws, share = _units(shapes), 1.0
             else:
                 number = samples or 64

@@ -1,16 +1,23 @@
 """A symmetric matrix that is known by its products."""
 
 import math
-from collections.abc import Callable
+import warnings
 
 import numpy as np
 from keras import ops
 
-from keras_secondorder import autodiff, vectors
+from keras_secondorder import autodiff
 from keras_secondorder.curvature import spectrum
-from keras_secondorder.solvers import conjugate_gradient, minres_qlp
+from keras_secondorder.curvature.columns import columns_of
+from keras_secondorder.solvers import (
+    Status,
+    conjugate_gradient,
+    describe,
+    minres_qlp,
+)
 
 SOLVERS = {"cg": conjugate_gradient, "minres_qlp": minres_qlp}
+SOLVED = (Status.RESIDUAL, Status.LEAST_SQUARES, Status.PROGRESS)
 # A dense matrix of more rows than this is refused: 20,000 rows are 1.6 GB in float32.
 MAX_DENSE_ROWS = 20_000
 # Up to here a diagonal is computed exactly where nothing else is asked for.
@@ -68,7 +75,7 @@ class LinearOperator:
     # --- arithmetic ----------------------------------------------------------------
 
     def __matmul__(self, v):
-        columns, rebuild = self._columns(v)
+        columns, rebuild = columns_of(v, self.shapes, self.dtype)
         return rebuild(self.products(columns))
 
     def __add__(self, other: "LinearOperator") -> "LinearOperator":
@@ -114,7 +121,9 @@ class LinearOperator:
             )
         return ops.stack(self.products([self._unit(i) for i in range(size)]), axis=1)
 
-    def diagonal(self, samples: int | None = None, seed: int = 0):
+    def diagonal(
+        self, samples: int | None = None, seed: int = 0, exact: bool | None = None
+    ):
         """The diagonal, exact or estimated.
 
         ```
@@ -123,9 +132,11 @@ class LinearOperator:
         ```
 
         Args:
-            samples: Number of random vectors, or None: exact up to 512 rows, and from
-                64 vectors beyond.
+            samples: Number of random vectors, 64 by default. The error of an entry
+                falls as `1 / sqrt(samples)`, and is large where the rest of its row is.
             seed: Seed of the vectors.
+            exact: Whether to take `P` products instead; None for up to 512 rows where
+                `samples` is not given.
 
         Returns:
             Tensor of shape `(P,)`.
@@ -135,8 +146,11 @@ class LinearOperator:
         """
         size = self.shape[0]
         check_count("samples", samples)
-        if samples is None and size <= MAX_EXACT_PRODUCTS:
-            return ops.diag(self.to_dense())
+        if exact is None:
+            exact = samples is None and size <= MAX_EXACT_PRODUCTS
+        if exact:
+            units = (self._unit(i) for i in range(size))
+            return ops.stack([self.matvec(e)[i] for i, e in enumerate(units)])
         probes = self._signs(samples or 64, seed)
         products = self.products(probes)
         terms = [v * Av for v, Av in zip(probes, products, strict=True)]
@@ -249,14 +263,15 @@ class LinearOperator:
             **options: Those of `solvers.conjugate_gradient` or `solvers.minres_qlp`.
 
         Returns:
-            A `solvers.Solution` whose `x` has the form of `b`.
+            A `solvers.Solution` whose `x` has the form of `b`. A warning says so where
+            the solver stopped short of its tolerance.
         """
         if method not in SOLVERS:
             raise ValueError(
                 f"`method` must be one of {sorted(SOLVERS)}. "
                 f"Received method={method!r}."
             )
-        columns, rebuild = self._columns(b)
+        columns, rebuild = columns_of(b, self.shapes, self.dtype)
         if len(columns) != 1 or (not isinstance(b, list | tuple) and _rank(b) != 1):
             raise ValueError(
                 f"`solve` takes one vector. Received {len(columns)} columns. "
@@ -267,6 +282,12 @@ class LinearOperator:
         with autodiff.stepwise():
             solution = SOLVERS[method](
                 self.damped(damping).matvec, columns[0], **options
+            )
+        if int(solution.status) not in SOLVED:
+            warnings.warn(
+                f"The system is not solved to its tolerance after "
+                f"{int(solution.iterations)} iterations. " + describe(solution.status),
+                stacklevel=2,
             )
         return solution._replace(x=rebuild([solution.x]))
 
@@ -286,45 +307,6 @@ class LinearOperator:
         )
 
     # --- vectors -------------------------------------------------------------------
-
-    def _columns(self, v) -> tuple[list, Callable]:
-        """Flat columns, and what gives results the form of `v`."""
-        size = self.shape[0]
-        if isinstance(v, list | tuple):
-            parts = [self._tensor(part) for part in v]
-            given = [tuple(part.shape) for part in parts]
-            if given == self.shapes:
-                flat = vectors.flatten(parts, self.dtype)
-                return [flat], lambda new: vectors.unflatten(new[0], self.shapes)
-            if len(given) == len(self.shapes) and all(
-                g[:-1] == s for g, s in zip(given, self.shapes, strict=True)
-            ):
-                count = given[0][-1]
-                columns = [
-                    vectors.flatten([part[..., i] for part in parts], self.dtype)
-                    for i in range(count)
-                ]
-
-                def rebuild(new):
-                    lists = [vectors.unflatten(flat, self.shapes) for flat in new]
-                    return [ops.stack(p, -1) for p in zip(*lists, strict=True)]
-
-                return columns, rebuild
-            raise ValueError(
-                f"A nested vector must have tensors of shapes {self.shapes}, those of "
-                f"the trainable variables. Received shapes {given}. Several vectors "
-                "are stacked along one more axis at the end."
-            )
-        v = self._tensor(v)
-        if tuple(v.shape) == (size,):
-            return [v], lambda new: new[0]
-        if len(v.shape) == 2 and v.shape[0] == size:
-            columns = [v[:, i] for i in range(v.shape[1])]
-            return columns, lambda new: ops.stack(new, axis=1)
-        raise ValueError(
-            f"A flat vector must have shape ({size},), and several have ({size}, k). "
-            f"Received shape {tuple(v.shape)}. Nested vectors are lists of tensors."
-        )
 
     def _tensor(self, value):
         return ops.cast(ops.convert_to_tensor(value), self.dtype)

@@ -147,6 +147,13 @@ def check_convex(loss, target_rank: int, width: int) -> None:
         values = block[:, np.arange(probes), np.arange(probes)]
     else:
         values = np.linalg.eigvalsh((block + block.swapaxes(-1, -2)) / 2)
+    if not values.any():
+        warnings.warn(
+            f"The loss '{name}' is linear in the outputs of the model, in pieces: its "
+            "Gauss-Newton and Fisher matrices are zero. Steps are then those of damped "
+            "gradient descent. A loss such as Huber has curvature near its minimum.",
+            stacklevel=2,
+        )
     if values.min() < -CONVEXITY_TOLERANCE * np.abs(values).max():
         warnings.warn(
             f"The loss '{name}' is not convex in the outputs of the model: its Hessian "

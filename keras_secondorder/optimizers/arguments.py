@@ -60,7 +60,53 @@ def check_rates(learning_rate, momentum) -> None:
             f"learning rate is. Received momentum={momentum!r} with "
             f"learning_rate={learning_rate!r}."
         )
-    if isinstance(momentum, int | float) and not 0 <= momentum < 1:
+    if isinstance(momentum, int | float):
+        check_momentum(momentum)
+
+
+def check_momentum(momentum: float) -> None:
+    """Refuse a momentum outside of [0, 1).
+
+    Args:
+        momentum: A number.
+
+    Raises:
+        ValueError: It lies outside.
+    """
+    if not 0 <= momentum < 1:
         raise ValueError(
             f"`momentum` must be at least 0 and below 1. Received momentum={momentum}."
         )
+
+
+def check_damping(damping) -> None:
+    """Refuse what is no damping.
+
+    Args:
+        damping: A positive number, a schedule, a rule, or "auto".
+
+    Raises:
+        ValueError: It is a number that is not positive, or another string.
+    """
+    if isinstance(damping, str) and damping != "auto":
+        raise ValueError(
+            "`damping` must be a number, a schedule, an `AdaptiveDamping` object or "
+            f"'auto'. Received damping={damping!r}."
+        )
+    if isinstance(damping, int | float):
+        check_range("damping", damping, 0)
+
+
+def check_at_least(name: str, value, least: float) -> None:
+    """Refuse a number below a bound.
+
+    Args:
+        name: The argument's name.
+        value: What was given.
+        least: The value must not be smaller than this.
+
+    Raises:
+        ValueError: It lies below, or is not a number.
+    """
+    if not value >= least:
+        raise ValueError(f"`{name}` must be at least {least}. Received {name}={value}.")

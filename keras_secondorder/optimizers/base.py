@@ -16,7 +16,7 @@ from keras_secondorder.optimizers.step_report import (
     UNMEASURED,
     Measured,
 )
-from keras_secondorder.solvers.damping import LevenbergMarquardt
+from keras_secondorder.solvers.damping import AdaptiveDamping
 from keras_secondorder.solvers.schedules import at_step, deserialize, serialize
 
 
@@ -29,7 +29,8 @@ class StepResult(NamedTuple):
         finite: Whether the step may be applied, a boolean scalar.
         state: New values of the model's and the metrics' state.
         logs: Scalars for `fit`'s logs.
-        loss: The objective on the batch.
+        loss: The objective on the batch, where it is to be known to a monitor, as
+            all that follows.
         gradient: Its gradient, a list like `direction`.
         successive: The cosine of this direction and the one before, a scalar.
         measured: How the quadratic model compares with the loss, where it was measured.
@@ -39,9 +40,9 @@ class StepResult(NamedTuple):
     finite: object
     state: list
     logs: dict
-    loss: object
-    gradient: list
-    successive: object
+    loss: object = 0.0
+    gradient: list = ()
+    successive: object = 0.0
     measured: Measured = UNMEASURED
 
 
@@ -138,14 +139,14 @@ class SecondOrderOptimizer(keras.optimizers.Optimizer):
         """Rebuild the optimizer from its arguments."""
         return cls(**{name: deserialize(value) for name, value in config.items()})
 
-    def build_damping(self, auto: LevenbergMarquardt) -> None:
+    def build_damping(self, auto: AdaptiveDamping) -> None:
         """Create the variable that holds `lambda` where a rule adapts it.
 
         Args:
             auto: What `damping="auto"` stands for.
         """
         self._damping_rule = auto if self.damping == "auto" else self.damping
-        self._adapted = isinstance(self._damping_rule, LevenbergMarquardt)
+        self._adapted = isinstance(self._damping_rule, AdaptiveDamping)
         initial = self._damping_rule.initial if self._adapted else None
         self.damping_value = self.add_scalar("damping", float(initial or 0.0))
 
@@ -184,7 +185,8 @@ class SecondOrderOptimizer(keras.optimizers.Optimizer):
 
     def update_step(self, gradient, variable, learning_rate):
         """`variable -= learning_rate * direction`."""
-        step = ops.cast(learning_rate, "float32") * ops.cast(gradient, "float32")
+        dtype = vectors.precision_of([variable])
+        step = ops.cast(learning_rate, dtype) * ops.cast(gradient, dtype)
         self.assign_sub(variable, ops.cast(step, variable.dtype))
 
 

@@ -16,7 +16,11 @@ from keras_secondorder.curvature.squared_gradients import (
     curvature_diagonal,
     dense_wrappers,
 )
-from keras_secondorder.optimizers.arguments import check_one_of, check_range
+from keras_secondorder.optimizers.arguments import (
+    check_at_least,
+    check_one_of,
+    check_range,
+)
 from keras_secondorder.optimizers.truncated_newton import Trial, TruncatedNewton
 from keras_secondorder.solvers import backtrack, conjugate_gradient
 from keras_secondorder.solvers.schedules import at_step
@@ -51,8 +55,8 @@ class HessianFree(TruncatedNewton):
         learning_rate: A number or a Keras schedule; 1 takes the step as found.
         curvature: `C`: "gauss_newton", "fisher" or "hessian". The last may be
             indefinite; CG stops where it meets negative curvature.
-        damping: `lambda`: a `LevenbergMarquardt` object, a number or a schedule.
-            "auto" is `LevenbergMarquardt(None, every=1, decay=2/3, minimum=1e-6)`.
+        damping: `lambda`: a `AdaptiveDamping` object, a number or a schedule.
+            "auto" is `AdaptiveDamping(None, every=1, decay=2/3, minimum=1e-6)`.
         damping_matrix: `D`: "identity", or "diagonal" for the diagonal of `C`
             (scale-sensitive damping).
         structural_damping: `mu`: adds `lambda mu` times the curvature of the squared
@@ -109,7 +113,7 @@ class HessianFree(TruncatedNewton):
         check_one_of("curvature", curvature, tuple(CURVATURES))
         check_one_of("damping_matrix", damping_matrix, DAMPING_MATRICES)
         check_one_of("preconditioner", preconditioner, PRECONDITIONERS)
-        check_range("structural_damping", structural_damping, -1e-30)
+        check_at_least("structural_damping", structural_damping, 0)
         check_range("cg_iterations", cg_iterations, 0)
         check_range("cg_tolerance", cg_tolerance, 0)
         check_range("curvature_fraction", curvature_fraction, 0, 1)

@@ -15,13 +15,14 @@ from keras_secondorder.curvature import (
     fisher_model,
 )
 from keras_secondorder.optimizers.arguments import (
+    check_damping,
     check_one_of,
     check_range,
     check_rates,
 )
 from keras_secondorder.optimizers.base import SecondOrderOptimizer, StepResult
 from keras_secondorder.optimizers.step_report import UNMEASURED, Measured
-from keras_secondorder.solvers.damping import LevenbergMarquardt, reduction_ratio
+from keras_secondorder.solvers.damping import AdaptiveDamping, reduction_ratio
 from keras_secondorder.solvers.step_rules import (
     AdaptiveStep,
     Proposal,
@@ -62,8 +63,8 @@ class KFAC(SecondOrderOptimizer):
             lengths from the quadratic model.
         momentum: `mu`: a number, a schedule, or "adaptive" (with an adaptive learning
             rate only). "auto" is "adaptive" there, and 0.9 otherwise.
-        damping: `lambda`: a number, a schedule, or a `LevenbergMarquardt` object.
-            "auto" is `LevenbergMarquardt(None, minimum=0.05, gamma_every=None)`.
+        damping: `lambda`: a number, a schedule, or a `AdaptiveDamping` object.
+            "auto" is `AdaptiveDamping(None, minimum=0.05, gamma_every=None)`.
         norm_constraint: Bound on `delta^T F delta` of a step: a number, a schedule, a
             `RelativeRadius`, or None. "auto" is `RelativeRadius()` with a given
             learning rate, and none with an adaptive one.
@@ -145,13 +146,11 @@ class KFAC(SecondOrderOptimizer):
             ("max_factor_size", max_factor_size, None),
             ("factor_memory", factor_memory, None),
             ("learning_rate", learning_rate, None),
-            ("damping", damping, None),
             ("norm_constraint", norm_constraint, None),
         ):
             if isinstance(value, int | float):
                 check_range(name, value, 0, most)
-        if isinstance(damping, str):
-            check_one_of("damping", damping, ("auto",))
+        check_damping(damping)
         if isinstance(learning_rate, int):
             learning_rate = float(learning_rate)
         super().__init__(1.0 if adaptive else learning_rate, **kwargs)
@@ -178,11 +177,11 @@ class KFAC(SecondOrderOptimizer):
         """K-FAC with the settings of Martens' thesis, chapter 6.
 
         Args:
-            damping: `lambda` at the start, or a `LevenbergMarquardt` object.
+            damping: `lambda` at the start, or a `AdaptiveDamping` object.
             **kwargs: Constructor arguments that replace those of the thesis.
         """
-        if not isinstance(damping, LevenbergMarquardt):
-            damping = LevenbergMarquardt(damping)
+        if not isinstance(damping, AdaptiveDamping):
+            damping = AdaptiveDamping(damping)
         settings = {"learning_rate": "adaptive", "statistics_every": 1}
         settings["damping"] = damping
         return cls(**{**settings, **kwargs})
@@ -215,7 +214,7 @@ class KFAC(SecondOrderOptimizer):
             self.add_variable(v.shape, "zeros", "float32", name=f"direction_{i}")
             for i, v in enumerate(model.trainable_variables)
         )
-        self.build_damping(LevenbergMarquardt(None, minimum=0.05, gamma_every=None))
+        self.build_damping(AdaptiveDamping(None, minimum=0.05, gamma_every=None))
         initial = self._damping_rule.initial if self._adapted else None
         self.gamma = self.add_scalar("gamma", float(initial or 0.0) ** 0.5)
         self.rho = self.add_scalar("rho", float("nan"))

@@ -38,8 +38,8 @@ class NaturalGradient(TruncatedNewton):
 
     Args:
         learning_rate: A number or a Keras schedule; 1 takes the step as found.
-        damping: `lambda`: a `LevenbergMarquardt` object, a number or a schedule.
-            "auto" is `LevenbergMarquardt(None, every=1, decay=2/3, minimum=1e-6)`.
+        damping: `lambda`: a `AdaptiveDamping` object, a number or a schedule.
+            "auto" is `AdaptiveDamping(None, every=1, decay=2/3, minimum=1e-6)`.
         metric: "fisher", or "covariance" for the centred covariance of the gradients
             of single examples, which needs labels.
         metric_data: What `G` is measured on: None for the batch itself; an array of

@@ -6,12 +6,12 @@ from typing import NamedTuple
 from keras import ops
 
 from keras_secondorder import vectors
-from keras_secondorder.optimizers.arguments import check_one_of, check_range
+from keras_secondorder.optimizers.arguments import check_damping, check_range
 from keras_secondorder.optimizers.base import StepResult
 from keras_secondorder.optimizers.flat import FlatOptimizer
 from keras_secondorder.optimizers.step_report import Measured
 from keras_secondorder.solvers import backtracking_line_search
-from keras_secondorder.solvers.damping import LevenbergMarquardt, reduction_ratio
+from keras_secondorder.solvers.damping import AdaptiveDamping, reduction_ratio
 
 
 class Trial(NamedTuple):
@@ -49,17 +49,14 @@ class TruncatedNewton(FlatOptimizer):
 
     Args:
         learning_rate: A number or a Keras schedule.
-        damping: `lambda`: a `LevenbergMarquardt`, a number, a schedule or "auto".
+        damping: `lambda`: a `AdaptiveDamping`, a number, a schedule or "auto".
         selection_fraction: Share of the batch that judges a step.
         **kwargs: Keras's shared arguments.
     """
 
     def __init__(self, learning_rate, damping, selection_fraction, **kwargs):
         check_range("selection_fraction", selection_fraction, 0, 1)
-        if isinstance(damping, str):
-            check_one_of("damping", damping, ("auto",))
-        elif isinstance(damping, int | float):
-            check_range("damping", damping, 0)
+        check_damping(damping)
         if isinstance(learning_rate, int | float):
             check_range("learning_rate", learning_rate, 0)
         super().__init__(learning_rate, **kwargs)
@@ -70,9 +67,7 @@ class TruncatedNewton(FlatOptimizer):
         """Create the scalars."""
         super().build_state(model)
         self.build_damping(
-            LevenbergMarquardt(
-                None, every=1, decay=2 / 3, minimum=1e-6, gamma_every=None
-            )
+            AdaptiveDamping(None, every=1, decay=2 / 3, minimum=1e-6, gamma_every=None)
         )
         self.rho = self.add_scalar("rho", float("nan"))
         self.previous = self.add_variable(

@@ -1,4 +1,4 @@
-"""Levenberg-Marquardt damping."""
+"""Damping that adapts itself, after Levenberg and Marquardt."""
 
 import keras
 from keras import ops
@@ -25,8 +25,10 @@ def reduction_ratio(actual, predicted):
 
 
 @keras.saving.register_keras_serializable(package="keras_secondorder")
-class LevenbergMarquardt:
+class AdaptiveDamping:
     """Damping that follows how well the quadratic model predicts the loss.
+
+    It is the rule of Levenberg and Marquardt, as Martens has it.
 
     Every `every` steps, with `omega = decay ** every`:
 

@@ -72,7 +72,7 @@ def test_dense_network(kind):
     G = gauss_newton(model, *data)
     close(G.to_dense(), F_right + np.diag(eta))
     check_operator(G, psd=True, model=model)
-    close(fisher(model, BATCH.x, BATCH.sample_weight).to_dense(), F_right)
+    close(fisher(model, BATCH.x, sample_weight=BATCH.sample_weight).to_dense(), F_right)
 
     J, z = oracle.jacobian(layers, BATCH.x), oracle.run(layers, BATCH.x).z
     out = brute_force.Output(z, J, np.arange(len(z)))

@@ -60,8 +60,8 @@ class Wrong(LinearOperator):
             made = [m * np.float32("nan") for m in made]
         return [ops.convert_to_tensor(m.astype("float32")) for m in made]
 
-    def diagonal(self, samples=None, seed=0):
-        d = super().diagonal(samples, seed)
+    def diagonal(self, *args, **kwargs):
+        d = super().diagonal(*args, **kwargs)
         return -d if self._fault == "diagonal" else d
 
     def trace(self, samples=64, method="hutch++", seed=0):
@@ -139,6 +139,7 @@ SAMPLES = 1000
 
 def test_exact_diagonal_and_trace():
     close(A.diagonal(), np.diag(MATRIX))
+    close(A.diagonal(samples=1, exact=True), np.diag(MATRIX))
     np.testing.assert_allclose(float(A.trace(None)), np.trace(MATRIX), rtol=RTOL)
     # No more products than an exact trace takes.
     np.testing.assert_allclose(float(A.trace(P)), np.trace(MATRIX), rtol=RTOL)
@@ -227,6 +228,11 @@ def test_spectral_density():
 
 
 # --- systems, SciPy ----------------------------------------------------------------
+
+
+def test_a_solve_that_stops_short_says_so():
+    with pytest.warns(UserWarning, match="after 2 iterations. MAX_ITERATIONS: "):
+        DenseOperator(POSITIVE, SHAPES).solve(V[:, 0], max_iterations=2)
 
 
 def test_solve():

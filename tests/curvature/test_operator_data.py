@@ -50,7 +50,9 @@ def reference(name, weights=None):
     """The matrix of the shared model on the shared data, and the model."""
     w = None if weights is None else np.asarray(weights, "float32")
     model = classifier()
-    made = fisher(model, X, w) if name == "fisher" else LABELLED[name](model, X, Y, w)
+    made = (
+        fisher(model, X, Y, w) if name == "fisher" else LABELLED[name](model, X, Y, w)
+    )
     return made.to_dense(), model
 
 
@@ -175,7 +177,7 @@ def test_sample_weights_r19(name):
     weights = np.resize(np.array([0.0, 1.0, 3.0], "float32"), len(X))
     repeated = np.repeat(np.arange(len(X)), weights.astype(int))
     model = classifier()
-    make = LABELLED.get(name, lambda m, x, y, w=None: fisher(m, x, w))
+    make = LABELLED.get(name, fisher)
     ours = array(make(model, X, Y, weights).to_dense())
     rows = array(make(model, X[repeated], Y[repeated]).to_dense())
     close(ours, rows * len(repeated) / len(X))
@@ -185,6 +187,20 @@ def test_sample_weights_r19(name):
     close(make(model, X, Y, 2.5 * weights).to_dense(), 2.5 * ours)
     twice = np.r_[X, X], np.r_[Y, Y], np.r_[weights, weights]
     close(make(model, *twice).to_dense(), ours)
+
+
+def test_a_tuple_that_may_mean_two_things_is_refused():
+    _, model = reference("fisher")
+    for make in (fisher, hessian):
+        with pytest.raises(ValueError, match="one batch .x, y. or as several batches"):
+            make(model, (X, Y))
+
+
+@pytest.mark.parametrize("data", [(X, Y[:-3], None), (X, Y, W[:-3])])
+def test_rows_that_do_not_match_are_refused(data):
+    _, model = reference("fisher")
+    with pytest.raises(ValueError, match="as many rows as each other.* ..23, 6"):
+        gauss_newton(model, *data)
 
 
 def test_labels_matter_to_the_empirical_fisher_alone_r9():
@@ -285,6 +301,7 @@ def test_diagonal_from_a_square_root(name, monkeypatch):
     monkeypatch.setattr(network, "MAX_EXACT_PRODUCTS", 31)  # 8 rows of 3, fewer than P
     assert operator.shape[0] > 31
     close(operator.diagonal(), right)
+    close(operator.diagonal(samples=1, exact=True), right)
     rough = array(operator.diagonal(samples=200))
     # Each term has a relative error below sqrt(2), and 200 are averaged.
     assert np.all(np.abs(rough - right) <= 5 * np.sqrt(2 / 200) * right + 1e-6)
@@ -325,7 +342,7 @@ def test_float64(double):
     layers = problems.oracle_layers(model)
     x, y, w = X.astype(float), Y, W.astype(float)
     right = oracle.fisher(layers, "ce_logits", x, w / len(x))
-    operators = gauss_newton(model, x, y, w), fisher(model, x, w)
+    operators = gauss_newton(model, x, y, w), fisher(model, x, y, w)
     for operator in operators:
         assert operator.dtype == "float64"
         close(operator.to_dense(), right, DOUBLE_RTOL)

@@ -198,6 +198,12 @@ def test_a_loss_that_is_not_convex_is_projected_with_one_warning(loss):
     assert np.linalg.eigvalsh((H + H.swapaxes(1, 2)) / 2).min() >= -RTOL
 
 
+def test_a_loss_without_curvature_is_said_to_have_none():
+    y, z = tensor(np.zeros((2, D))), tensor(RNG.normal(size=(2, D)))
+    with pytest.warns(UserWarning, match="Gauss-Newton and Fisher matrices are zero"):
+        likelihood_of(keras.losses.MeanAbsoluteError(), y, z)
+
+
 def test_negative_eigenvalues_are_set_to_zero():
 
     class Saddle:

@@ -47,9 +47,9 @@ def test_wrong_arguments(arguments, message):
 
 def test_wrong_damping_rule():
     with pytest.raises(ValueError, match="`decay` must lie between 0 and 1"):
-        kso.LevenbergMarquardt(decay=1.0)
+        kso.AdaptiveDamping(decay=1.0)
     with pytest.raises(ValueError, match="every"):
-        kso.LevenbergMarquardt(every=0)
+        kso.AdaptiveDamping(every=0)
 
 
 def decay(start):
@@ -65,7 +65,7 @@ OPTIMIZERS = {
     ),
     "parts": lambda: kso.KFAC(
         0.5,
-        damping=kso.LevenbergMarquardt(2.0, 3, 0.9, 1e-3, 10.0, None),
+        damping=kso.AdaptiveDamping(2.0, 3, 0.9, 1e-3, 10.0, None),
         step_rule=kso.TrustRegionStep(decay(0.8), 1e-2),
         fisher="exact",
         statistics_fraction=0.5,

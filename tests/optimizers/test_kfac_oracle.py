@@ -115,7 +115,7 @@ def test_the_cases_reach_every_branch():
 def test_gamma_follows_lambda_where_no_trials_are_made():
     """A rule without a quadratic model has no trials, so gamma is sqrt(lambda)."""
     model = problems.sequential([problems.dense(1)])
-    rule = kso.LevenbergMarquardt(1.0, every=1)
+    rule = kso.AdaptiveDamping(1.0, every=1)
     model.compile(optimizer=kso.KFAC(damping=rule), loss="mse")
     batch = problems.classification().batches()[0]
     for _ in range(2):

@@ -83,7 +83,7 @@ def test_r3_damping_without_a_floor():
         [keras.Input((1,)), layers.Dense(8, activation="tanh"), layers.Dense(1)]
     )
     start, steps = (1.0, 2000) if BACKEND == "jax" else (1e-36, 60)
-    rule = kso.LevenbergMarquardt(start, minimum=0.0)
+    rule = kso.AdaptiveDamping(start, minimum=0.0)
     model.compile(optimizer=kso.KFAC.thesis(damping=rule), loss="mse")
     # Epochs of ten times the same batch: an epoch costs Keras more than a step.
     history = fit(
@@ -109,7 +109,7 @@ def test_r3_no_damping_at_all_on_a_variable_that_the_loss_never_uses():
     used = layers.Dense(3)(inputs)
     spare = layers.LayerNormalization(name="spare")(inputs)
     model = keras.Model(inputs, [used, spare])
-    rule = kso.LevenbergMarquardt(0.0, minimum=0.0, gamma_every=None)
+    rule = kso.AdaptiveDamping(0.0, minimum=0.0, gamma_every=None)
     compiled(model, kso.KFAC(damping=rule), loss=[crossentropy(), None])
     before = arrays(model.get_layer("spare").weights)
     history = fit(model, x, [y, x], batch_size=16, epochs=3)

@@ -12,7 +12,6 @@ DATA = problems.classification(96)
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 OPTIMIZERS = {
     "hessian-free": lambda **o: kso.HessianFree(cg_iterations=10, **o),
-    "short runs": lambda **o: kso.HessianFree.short_runs(5, **o),
     "kronecker": lambda **o: kso.HessianFree(
         preconditioner="kronecker", cg_iterations=5, **o
     ),
@@ -28,8 +27,7 @@ def make(request):
     return OPTIMIZERS[request.param]
 
 
-def normalized(seed=1):
-    """With batch normalisation; Keras does not save the state of dropout."""
+def normalized():
     return problems.sequential(
         [
             problems.dense(5),
@@ -37,7 +35,7 @@ def normalized(seed=1):
             keras.layers.Activation("tanh"),
             problems.dense(problems.CLASSES),
         ],
-        seed=seed,
+        seed=1,
     )
 
 
@@ -45,18 +43,17 @@ def values(model):
     return [ops.convert_to_numpy(v) for v in model.variables]
 
 
-def test_config_round_trip(make):
-    optimizer = make(learning_rate=0.5)
-    again = type(optimizer).from_config(optimizer.get_config())
-    assert again.get_config() == optimizer.get_config()
-
-
-def test_loss_falls_a_nan_batch_is_skipped_and_training_resumes(make, tmp_path):
-    """R4, R13 and R20 in one model: its step is compiled once."""
+def test_r13_r4_statistics_move_once_a_step_and_a_nan_batch_is_skipped(make):
+    """In one model: its step is compiled once."""
     model = normalized()
     model.compile(optimizer=make(), loss=LOSS)
     x, y = DATA.x, DATA.classes
+    kernel, bias = (ops.convert_to_numpy(v) for v in model.layers[0].weights)
+    mean = (x @ kernel + bias).mean(0)
     first = model.train_on_batch(x, y, return_dict=True)["loss"]
+    # Momentum 1/2 from zero; a second forward pass would give 3/4 of the mean.
+    moved = ops.convert_to_numpy(model.layers[1].moving_mean)
+    np.testing.assert_allclose(moved, mean / 2, rtol=1e-5, atol=1e-6)
     bad = x.copy()
     bad[3, 0] = np.nan
     before = values(model)
@@ -65,40 +62,21 @@ def test_loss_falls_a_nan_batch_is_skipped_and_training_resumes(make, tmp_path):
     for old, new in zip(before, values(model), strict=True):
         np.testing.assert_array_equal(old, new)
     model.reset_metrics()
-    model.save(tmp_path / "model.keras")
     for _ in range(2):
         logs = model.train_on_batch(x, y, return_dict=True)
     assert logs["loss"] < first
     assert logs["skipped_steps"] == 1
-    resumed = keras.models.load_model(tmp_path / "model.keras")
-    for _ in range(2):
-        resumed.train_on_batch(x, y)
-    for old, new in zip(values(model), values(resumed), strict=True):
-        np.testing.assert_array_equal(old, new)
 
 
-def test_r13_moving_statistics_move_once_a_step(make):
-    model = normalized()
-    model.compile(optimizer=make(), loss=LOSS)
-    kernel, bias = (ops.convert_to_numpy(v) for v in model.layers[0].weights)
-    mean = (DATA.x @ kernel + bias).mean(0)
-    model.train_on_batch(DATA.x, DATA.classes)
-    # Momentum 1/2 from zero; a second forward pass would give 3/4 of the mean.
-    moved = ops.convert_to_numpy(model.layers[1].moving_mean)
-    np.testing.assert_allclose(moved, mean / 2, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("name", ["hessian-free", "natural gradient"])
-def test_recurrent_two_outputs_and_structural_damping(name):
+def test_recurrent_two_outputs_and_structural_damping():
     """R15: two losses with weights, one output without; a recurrent layer."""
     inputs = keras.Input((4, 3))
     h = keras.layers.LSTM(3, name="memory")(inputs)
     kinds = {"a": None, "b": "sigmoid", "c": None}
     heads = [problems.dense(1, kind, name=n)(h) for n, kind in kinds.items()]
     model = keras.Model(inputs, dict(zip("abc", heads, strict=True)))
-    options = {"structural_damping": 0.1} if name == "hessian-free" else {}
     model.compile(
-        optimizer=OPTIMIZERS[name](**options),
+        optimizer=OPTIMIZERS["hessian-free"](structural_damping=0.1),
         loss={"a": "mse", "b": "binary_crossentropy"},
         loss_weights={"a": 2.0, "b": 0.5},
     )
@@ -122,7 +100,7 @@ def test_messages():
 
 
 def test_damping_moves_every_so_often_and_inverses_are_kept():
-    rule = kso.LevenbergMarquardt(1.0, every=2, decay=2 / 3, gamma_every=None)
+    rule = kso.AdaptiveDamping(1.0, every=2, decay=2 / 3, gamma_every=None)
     optimizer = kso.HessianFree(
         damping=rule, preconditioner="kronecker", cg_iterations=3
     )

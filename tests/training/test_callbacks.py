@@ -34,7 +34,7 @@ def test_history_has_what_each_step_used(model):
 
 def test_adaptive_damping_logs_rho_and_the_damping_that_was_used():
     x, y = examples(16)
-    rule = kso.LevenbergMarquardt(0.5, every=1, gamma_every=None)
+    rule = kso.AdaptiveDamping(0.5, every=1, gamma_every=None)
     model = compiled(classifier(), kso.KFAC(damping=rule, fisher="exact"))
     history = fit(model, x, y, batch_size=16, epochs=5)
     assert set(history) == OWN | {"loss", "rho"}

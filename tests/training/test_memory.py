@@ -44,7 +44,7 @@ def test_r23_memory_is_constant():
         return len(tensors), sum(t.nelement() * t.element_size() for t in tensors)
 
     x, y = examples(16)
-    damping = kso.LevenbergMarquardt(1.0, every=5, gamma_every=None)
+    damping = kso.AdaptiveDamping(1.0, every=5, gamma_every=None)
     model = compiled(classifier(), kso.KFAC(damping=damping))
     for _ in range(10):
         model.train_on_batch(x, y)

@@ -180,7 +180,7 @@ def test_r13_moving_statistics_and_masks_once_a_step():
         ]
     )
     optimizer = kso.KFAC.thesis(
-        damping=kso.LevenbergMarquardt(1.0, every=1, gamma_every=2), inverse_every=2
+        damping=kso.AdaptiveDamping(1.0, every=1, gamma_every=2), inverse_every=2
     )
     compiled(model, optimizer)
     seeds = [v for v in model.non_trainable_variables if "seed" in v.path]

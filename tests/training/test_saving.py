@@ -27,7 +27,7 @@ def optimizer():
     epoch 2 ends before step 6, with inverses older than the statistics.
     """
     return kso.KFAC(
-        damping=kso.LevenbergMarquardt(0.5, every=2, gamma_every=None),
+        damping=kso.AdaptiveDamping(0.5, every=2, gamma_every=None),
         statistics_every=2,
         inverse_every=7,
     )

@@ -1,0 +1,131 @@
+"""The optimizers that solve by products in `fit`: traces, memory, arguments."""
+
+import gc
+import warnings
+
+import keras
+import numpy as np
+import pytest
+from optimizers.krylov import BATCH, KINDS, OPTIMIZERS, RTOL, SMALL, finite, flat_step
+from training.loop import (
+    BACKEND,
+    arrays,
+    assert_equal,
+    classifier,
+    compiled,
+    examples,
+    fit,
+)
+
+import keras_secondorder as kso
+
+
+@pytest.mark.parametrize("how", [{"jit_compile": False}, {"run_eagerly": True}])
+@pytest.mark.parametrize("kind", KINDS)
+def test_ways_to_compile_take_the_same_step(kind, how):
+    if BACKEND == "jax" and ("jit_compile" in how or kind != "ng"):
+        pytest.skip("on JAX both are the same, and slow: one of them will do")
+    updates = []
+    for settings in ({}, how):
+        model = compiled(classifier(), OPTIMIZERS[kind](**SMALL[kind]), **settings)
+        before = arrays(model.weights)
+        model.train_on_batch(*examples(BATCH))
+        updates.append(flat_step(model, before))
+    assert updates[0].any()
+    error = np.linalg.norm(updates[1] - updates[0])
+    assert error < RTOL * np.linalg.norm(updates[0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_r21_traces(kind, monkeypatch):
+    """A short last batch, a schedule, and several steps at once."""
+    traces, step = [], KINDS[kind].step
+
+    def counted(self, objective):
+        traces.append(1)
+        return step(self, objective)
+
+    monkeypatch.setattr(KINDS[kind], "step", counted)
+    x, y = examples(8 * 10 + 3)
+    rate = keras.optimizers.schedules.ExponentialDecay(0.5, 2, 0.9)
+    # Keras refuses steps_per_execution on torch.
+    several = {} if BACKEND == "torch" else {"steps_per_execution": 8}
+    optimizer = KINDS[kind](learning_rate=rate, **SMALL[kind])
+    model = compiled(classifier(), optimizer, **several)
+    fit(model, x, y, epochs=3)
+    assert int(optimizer.iterations) == 33
+    expected = 0.5 * 0.9 ** (33 / 2)
+    assert float(optimizer.learning_rate) == pytest.approx(expected, rel=1e-5)
+    if BACKEND != "torch":  # which runs each step in Python
+        assert len(traces) <= 2
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="other backends run compiled steps")
+@pytest.mark.parametrize("kind", SMALL)
+def test_r23_memory_is_constant(kind):
+    count = 150 if kind == "hf" else 30  # torch's steps are slow
+    torch = pytest.importorskip("torch")
+
+    def live():
+        gc.collect()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's, about what it sees in passing
+            tensors = [t for t in gc.get_objects() if isinstance(t, torch.Tensor)]
+        return len(tensors), sum(t.nelement() * t.element_size() for t in tensors)
+
+    x, y = examples(BATCH)
+    model = compiled(classifier(), OPTIMIZERS[kind](**SMALL[kind]))
+    for _ in range(5):
+        model.train_on_batch(x, y)
+    before = live()
+    for _ in range(count):
+        model.train_on_batch(x, y)
+    assert live() == before
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_shared_arguments_and_frozen_layers(kind):
+    """Averages, decay and clipping of Keras's own, with the first layer frozen."""
+    model = classifier()
+    model.get_layer("hidden").trainable = False
+    before = arrays(model.weights)
+    optimizer = OPTIMIZERS[kind](
+        weight_decay=0.1, clipnorm=1e-3, use_ema=True, ema_momentum=0.5, **SMALL[kind]
+    )
+    compiled(model, optimizer)
+    kernel, bias = model.get_layer("logits").weights
+    assert optimizer.size == int(np.prod(kernel.shape)) + int(np.prod(bias.shape))
+    fit(model, *examples(BATCH), batch_size=BATCH, epochs=2)
+    frozen = arrays(model.get_layer("hidden").weights)
+    assert_equal(frozen, before[:2])
+    assert finite(model)
+    # Keras decays by 0.1 of a weight and adds at most the clipped length; the average
+    # of the weights after the first and the second step takes their place in the end.
+    decayed = before[2] * (0.9 * 0.5 + 0.81 * 0.5)
+    assert 0 < np.linalg.norm(arrays([kernel])[0] - decayed) < 3e-3
+
+
+@pytest.mark.parametrize(
+    ("make", "arguments", "message"),
+    [
+        (kso.HessianFree, {"damping_matrix": "d"}, "Received damping_matrix='d'"),
+        (kso.HessianFree, {"structural_damping": -0.5}, "must be at least 0. Rec"),
+        (kso.HessianFree, {"cg_iterations": 0}, "`cg_iterations` must be above 0"),
+        (kso.HessianFree, {"curvature_fraction": 1.5}, "and at most 1. Received"),
+        (
+            kso.HessianFree,
+            {"damping": "much"},
+            "object or 'auto'. Received damping='much'",
+        ),
+        (kso.HessianFree, {"damping": float("nan")}, "Received damping=nan"),
+        (kso.HessianFree, {"learning_rate": -1.0}, "`learning_rate` must be above 0"),
+        (kso.NaturalGradient, {"metric": "hessian"}, r"of \('fisher', 'covariance'\)"),
+        (kso.NaturalGradient, {"metric_rows": 0}, "`metric_rows` must be above 0"),
+        (kso.KrylovSubspaceDescent, {"curvature": "hessian"}, "curvature='hessian'"),
+        (kso.KrylovSubspaceDescent, {"basis_size": 0}, "`basis_size` must be above 0"),
+    ],
+    ids=str,
+)
+def test_wrong_arguments(make, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        make(**arguments)
