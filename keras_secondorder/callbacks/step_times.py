@@ -3,6 +3,8 @@
 import numpy as np
 from scipy.optimize import nnls
 
+from keras_secondorder.diagnostics import has_blocks
+
 MOST = 1000  # the latest steps that are looked at
 FEWEST = 40
 WARM_UP = 5  # steps that compile, or whose intervals are others
@@ -83,7 +85,7 @@ class StepTimes:
 
 def intervals_of(optimizer) -> dict:
     """When the parts of a K-FAC step are due, for `StepTimes`; empty for others."""
-    if not hasattr(optimizer, "inverse_every"):
+    if not has_blocks(optimizer):
         return {}
     found = {
         "statistics": (optimizer.statistics_every, 0),

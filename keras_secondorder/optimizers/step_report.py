@@ -50,9 +50,9 @@ def entries_of(result, learning_rate, before):
         Tensor of shape `(len(ENTRIES),)`, float32.
     """
     g, d = vectors.norm(result.gradient), vectors.norm(result.direction)
-    downhill = (
-        vectors.dot(result.gradient, result.direction) if result.gradient else 0.0
-    )
+    downhill = 0.0
+    if result.gradient:
+        downhill = vectors.dot(result.gradient, result.direction)
     measured = ops.stack([ops.cast(m, "float32") for m in result.measured])
     kept = before[-len(result.measured) :]
     lr = ops.cast(learning_rate, "float32")

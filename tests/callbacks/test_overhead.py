@@ -1,5 +1,6 @@
 """How the monitor keeps to its budget, and tells the parts of a step, without fit."""
 
+import keras
 import numpy as np
 import pytest
 
@@ -106,10 +107,12 @@ def test_pauses_and_groups_of_steps():
 
 
 def test_intervals_of_kfac():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     optimizer = kso.KFAC(statistics_every=3, inverse_every=7, damping=0.1)
-    optimizer._damping_rule, optimizer._adapted = 0.1, False
+    model.compile(optimizer=optimizer, loss="mse")
     assert intervals_of(optimizer) == {"statistics": (3, 0), "inverses": (7, 0)}
-    assert intervals_of(kso.HessianFree()) == {}
+    model.compile(optimizer=kso.HessianFree(), loss="mse")
+    assert intervals_of(model.optimizer) == {}
 
 
 def test_nothing_that_is_not_finite_is_kept(tmp_path):
