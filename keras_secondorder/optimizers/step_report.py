@@ -71,7 +71,12 @@ def entries_of(result, learning_rate, before):
 
 
 def cause_of(result, gradient_norm):
-    """Why a step may not be applied: an index into `CAUSES`, or -1 where it may."""
+    """Why a step may not be applied: an index into `CAUSES`, or -1 where it may.
+
+    Args:
+        result: A `StepResult`.
+        gradient_norm: The norm of its gradient.
+    """
     unusable = ops.where(ops.isfinite(gradient_norm), 2, 1)
     cause = ops.where(ops.isfinite(result.loss), unusable, 0)
     return ops.where(result.finite, -1, cause)
