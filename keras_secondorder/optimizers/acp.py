@@ -52,7 +52,7 @@ class ACP(CenteredSGD):
     Example:
         >>> import keras, keras_secondorder as kso
         >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
-        >>> model.compile(optimizer=kso.ACP(), loss="mse")
+        >>> model.compile(optimizer=kso.ACP(0.1, alpha=2.0), loss="mse")
         >>> x = 3.0 + keras.random.normal((64, 4), seed=0)
         >>> history = model.fit(x, x[:, :1], epochs=50, verbose=0)
         >>> history.history["loss"][-1] < 0.01
@@ -65,9 +65,9 @@ class ACP(CenteredSGD):
 
     def __init__(
         self,
-        learning_rate=0.1,
+        learning_rate=0.03,
         momentum: float = 0.9,
-        damping: float = 1e-2,
+        damping: float = 0.1,
         alpha: float | None = None,
         refresh_every: int = 20,
         statistics_decay: float = 0.95,
