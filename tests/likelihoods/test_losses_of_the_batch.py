@@ -45,11 +45,11 @@ def test_one_number_has_the_curvature_of_its_rows_r10(rows):
     right, _ = dense(kso.curvature.gauss_newton, x, y, EACH)
     ours, operator = dense(kso.curvature.gauss_newton, x, y, of_batch)
     np.testing.assert_allclose(ours, right, atol=1e-5)
-    np.testing.assert_allclose(
-        ops.convert_to_numpy(operator.diagonal(samples=4000)),
-        np.diag(right),
-        atol=0.1 * right.max(),
-    )
+    # From the square root, which on TensorFlow takes some time for each column.
+    if rows == 8:
+        diagonal = operator.diagonal(samples=1, exact=True)
+        diagonal = ops.convert_to_numpy(diagonal)
+        np.testing.assert_allclose(diagonal, np.diag(right), atol=1e-5)
 
 
 def test_one_number_for_many_steps_has_their_curvature_r17():
