@@ -19,6 +19,7 @@ import warnings
 import datasets
 import keras
 import networks
+import numpy as np
 
 import keras_secondorder as kso
 
@@ -33,7 +34,9 @@ def main():
         optimizer=optimizer(),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
     )
-    initial = [keras.ops.copy(v) for v in model.trainable_variables]
+    initial = [
+        np.array(keras.ops.convert_to_numpy(v)) for v in model.trainable_variables
+    ]
 
     def seconds(callbacks):
         for variable, value in zip(model.trainable_variables, initial, strict=True):
