@@ -22,6 +22,8 @@ from keras_secondorder.optimizers.base import SecondOrderOptimizer
 # How the overhead is shared out.
 SHARES = {"step": 0.2, "layers": 0.2, "pictures": 0.2, "network": 0.4}
 SECONDS_PER_CUBE = 2e-10  # of the eigenvalues of a factor, per cube of its side
+# Of a first measurement of the network at least, on one core.
+FIRST_SECONDS = {"jax": 5.0, "tensorflow": 3.0, "torch": 0.5}
 PICTURE_SECONDS = 0.3
 # Products with a matrix of the network that each measurement takes, roughly.
 PRODUCTS = {"hessian": 80, "gauss_newton": 80, "density": 50, "noise": 10, "errors": 20}
@@ -273,9 +275,11 @@ class CurvatureMonitor(keras.callbacks.Callback):
         self._take_logs()
         for task in self._network_tasks:
             if not task.runs:
-                # Two functions to compile, and products that cost half a step each.
+                # Products that cost half a step each, and functions to compile: that
+                # takes as long as the first step did, unless it was compiled before.
                 products = 0.5 * PRODUCTS[task.name] * self._times.seconds
-                task.guess(2.0 * (self._compilation or 0.0) + products)
+                first = FIRST_SECONDS[keras.config.backend()]
+                task.guess(max(2.0 * (self._compilation or 0.0), first) + products)
         due = [task for task in self._tasks if task.due(self._step, self._training)]
         if due:
             _ = self.model  # on JAX, this brings the variables up to date

@@ -67,7 +67,7 @@ class Looks:
         self._put(step, {f"Step/{name}": value for name, value in values.items()})
 
     def layers(self, step: int) -> None:
-        """The spectra of all factors, and what preconditioning does to a gradient."""
+        """The spectra of all factors."""
         values, file = {}, self._records.file
         for layer in layers(self._optimizer):
             if layer.pi is not None:
@@ -81,9 +81,6 @@ class Looks:
                 if file is not None and e.size:
                     tag = f"{start}spectrum"
                     file.histogram(tag, step, np.log10(e), describe(tag))
-        if self._batch is not None:
-            found = gains(self._optimizer, self.probe.gradient())
-            values.update({f"Layers/{name}/gain": g for name, g in found.items()})
         self._put(step, values)
 
     def picture(self, step: int) -> None:
@@ -120,7 +117,7 @@ class Looks:
             self._records.file.image(tag, step, *picture, describe(tag))
 
     def noise(self, step: int) -> None:
-        """The noise of the gradient."""
+        """The noise of the gradient, and what preconditioning does to it."""
         noise = self.probe.noise()
         values = {
             "Network/gradient_square": noise.gradient_square,
@@ -128,6 +125,9 @@ class Looks:
         }
         if noise.scale is not None:
             values["Network/noise_scale"] = noise.scale
+        if has_blocks(self._optimizer):
+            found = gains(self._optimizer, self.probe.gradient())
+            values.update({f"Layers/{name}/gain": g for name, g in found.items()})
         self._put(step, values)
 
     def errors(self, step: int) -> None:
