@@ -157,6 +157,13 @@ def statistics_of(
 ) -> list:
     """The factors of one batch for every block, as float64 arrays."""
     blocks = blocks_of(model, **plan)
+    return factors_of(blocks, model, x, y, sample_weight, fisher, fraction, seed)
+
+
+def factors_of(
+    blocks, model, x, y, sample_weight=None, fisher="exact", fraction=1.0, seed=0
+) -> list:
+    """The same for blocks that exist."""
     with autodiff.no_grad():
         objective = objective_of(model, x, y, sample_weight, blocks)
         linear = objective.linearize(taps=True)
@@ -225,6 +232,7 @@ class KfacCase(NamedTuple):
             quadratic_fraction=1.0,
             statistics_every=1,
             inverse_every=1,
+            **FORMS[o.get("form", "factored")],
         )
 
     def targets(self, batch):
@@ -238,6 +246,13 @@ class KfacCase(NamedTuple):
         if self.kind == "bce":
             return batch.one_hot, batch.one_hot
         return batch.classes, batch.one_hot
+
+
+FORMS = {
+    "factored": {},
+    "exact": {"tikhonov": "exact"},
+    "corrected": {"approximation": "eigenvalue_corrected"},
+}
 
 
 def _kfac_cases():
@@ -260,6 +275,16 @@ def _kfac_cases():
         "trust region, levenberg": KfacCase(
             (4, 1), ("tanh", "exponential"), "poisson", "poisson",
             {**trust, "damping": 0.5, "damping_every": 1},
+        ),
+        "exact tikhonov": KfacCase(
+            (4, 3), ("tanh", "sigmoid"), "binary_crossentropy", "bce",
+            {"damping": 0.5, "damping_every": 1, "gamma_every": 2, "form": "exact"},
+            (0.02, 0.0),
+        ),
+        "eigenvalue corrected": KfacCase(
+            (5, 3), ("tanh", "linear"), softmax, "ce_logits",
+            {**trust, "norm_constraint": 0.02, "form": "corrected"},
+            (0.01, 0.003), (0, 1, 2),
         ),
     }  # fmt: skip
 
@@ -295,7 +320,7 @@ def kfac_run(name: str) -> dict:
             factors = [
                 np.array(keras.ops.convert_to_numpy(f)).ravel()
                 for block in model.optimizer.blocks
-                for f in block.factors
+                for f in block.factors[:2]  # without corrected eigenvalues
             ]
         after = parameters(model)
         updates.append(after - before)

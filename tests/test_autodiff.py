@@ -4,31 +4,12 @@ import keras
 import numpy as np
 import pytest
 from keras import ops
+from modes import BACKEND, MODES
 
 from keras_secondorder import autodiff
 
 # float32 products of a handful of numbers of order 1.
 RTOL = 1e-5
-BACKEND = keras.backend.backend()
-
-
-def _modes():
-    if BACKEND == "jax":
-        import jax
-
-        return {"eager": lambda f: f, "jit": jax.jit}
-    if BACKEND == "tensorflow":
-        import tensorflow as tf
-
-        return {
-            "eager": lambda f: f,
-            "graph": tf.function(jit_compile=False),
-            "xla": tf.function(jit_compile=True),
-        }
-    return {"eager": lambda f: f}
-
-
-MODES = _modes()
 
 
 @pytest.fixture(params=list(MODES))
@@ -299,51 +280,6 @@ def test_hessian_through_the_moments_of_a_batch(computed):
     centered = X - X.mean(0)
     right = 2 / len(X) * centered.T @ centered @ DIRECTIONS[0][0]
     np.testing.assert_allclose(product, right, rtol=RTOL, atol=RTOL)
-
-
-def compiled_flags(mode):
-    """What `compiled` may be: the host's LAPACK cannot run inside TensorFlow's XLA."""
-    return mode == "xla"
-
-
-@pytest.mark.parametrize("mode", list(MODES))
-@pytest.mark.parametrize("size", [1, 5, 40])
-def test_spd_inverse(mode, size):
-    root = np.random.default_rng(size).normal(size=(size, 2 * size))
-    matrix = (root @ root.T / size + 0.1 * np.eye(size)).astype("float32")
-
-    def f(m):
-        return autodiff.spd_inverses([m], compiled=compiled_flags(mode))[0]
-
-    inverse = ops.convert_to_numpy(MODES[mode](f)(ops.convert_to_tensor(matrix)))
-    right = np.linalg.inv(matrix.astype(float))
-    # Condition numbers are below 60, so this is a few hundred rounding errors.
-    np.testing.assert_allclose(inverse, right, rtol=0, atol=1e-4 * np.abs(right).max())
-    np.testing.assert_allclose(inverse, inverse.T, rtol=0, atol=1e-6)
-
-
-@pytest.mark.parametrize("mode", list(MODES))
-def test_spd_inverse_of_an_indefinite_matrix_is_nan(mode):
-    """The step must go on: no exception, and nothing that looks like an inverse."""
-    matrix = np.diag(np.array([1.0, -1.0, 2.0], "float32"))
-
-    def f(m):
-        return autodiff.spd_inverses([m], compiled=compiled_flags(mode))[0]
-
-    inverse = ops.convert_to_numpy(MODES[mode](f)(ops.convert_to_tensor(matrix)))
-    assert np.isnan(inverse).all()
-
-
-@pytest.mark.parametrize("mode", list(MODES))
-def test_spd_inverse_of_a_matrix_with_nan_is_nan(mode):
-    matrix = np.eye(4, dtype="float32")
-    matrix[1, 2] = matrix[2, 1] = np.nan
-
-    def f(m):
-        return autodiff.spd_inverses([m], compiled=compiled_flags(mode))[0]
-
-    inverse = ops.convert_to_numpy(MODES[mode](f)(ops.convert_to_tensor(matrix)))
-    assert np.isnan(inverse).any()
 
 
 @pytest.mark.skipif(BACKEND == "torch", reason="PyTorch traces nothing")

@@ -15,6 +15,7 @@ linearize_gradient = _backend.linearize_gradient
 eagerly = _backend.eagerly
 no_grad = _backend.no_grad
 spd_inverses = _backend.spd_inverses
+symmetric_eigh = _backend.symmetric_eigh
 
 _leaving = _backend if hasattr(_backend, "portable") else eager
 compiled = _leaving.compiled
@@ -38,5 +39,6 @@ __all__ = [
     "portable",
     "spd_inverses",
     "stepwise",
+    "symmetric_eigh",
     "vjp",
 ]

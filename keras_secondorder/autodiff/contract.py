@@ -33,6 +33,11 @@ The functions of a backend module:
                                          matrices, or of stacks (k, d, d) of them; NaN
                                          throughout where a factorisation fails;
                                          `compiled` says that the step runs inside XLA
+    symmetric_eigh(matrices, compiled=False)
+                                      -> for each symmetric matrix, or stack (k, d, d),
+                                         `(values, vectors)`: the eigenvalues, the least
+                                         first, shape (d,) or (k, d), and eigenvectors
+                                         as columns; NaN throughout where there are none
 
 A linearisation runs the function once: products in a loop at the same point do not
 repeat its forward pass. JAX transposes its forward mode. TensorFlow and PyTorch, whose

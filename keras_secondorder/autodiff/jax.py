@@ -148,6 +148,20 @@ def spd_inverses(matrices, compiled=False):
     return [_cholesky_inverse(m) for m in matrices]
 
 
+def symmetric_eigh(matrices, compiled=False):
+    """Eigenvalues and eigenvectors; NaN where there are none.
+
+    JAX calls LAPACK's syevd itself on a CPU, so nothing is gained by the host.
+    """
+    pairs = []
+    for matrix in matrices:
+        values, vectors = jnp.linalg.eigh(matrix, symmetrize_input=False)
+        sound = jnp.all(jnp.isfinite(matrix), axis=(-2, -1), keepdims=True)
+        vectors = jnp.where(sound, vectors, jnp.nan)
+        pairs.append((jnp.where(sound[..., 0], values, jnp.nan), vectors))
+    return pairs
+
+
 def _cholesky_inverse(matrix):
     factor = jnp.linalg.cholesky(matrix)
     identity = jnp.eye(matrix.shape[-1], dtype=matrix.dtype)

@@ -6,7 +6,7 @@ import contextlib
 import tensorflow as tf
 
 from keras_secondorder.autodiff.contract import Linearization
-from keras_secondorder.autodiff.host import lapack_inverses
+from keras_secondorder.autodiff.host import lapack_eighs, lapack_inverses
 
 
 def vjp(f, primals, taps=True):
@@ -146,6 +146,37 @@ def spd_inverses(matrices, compiled=False):
         tf.ensure_shape(inverse, matrix.shape)
         for inverse, matrix in zip(inverses, matrices, strict=True)
     ]
+
+
+def symmetric_eigh(matrices, compiled=False):
+    """Eigenvalues and eigenvectors; NaN where there are none.
+
+    Outside XLA they go to LAPACK's syevd on the host, as TensorFlow's own raises where
+    there are none. Inside XLA they come from its Jacobi iteration, which is exact but
+    far slower.
+    """
+    if compiled or not matrices:
+        return [_xla_eigh(m) for m in matrices]
+    types = [m.dtype for m in matrices for _ in range(2)]
+    arrays = tf.numpy_function(lambda *m: lapack_eighs(m), matrices, types)
+    return [
+        (
+            tf.ensure_shape(values, matrix.shape[:-1]),
+            tf.ensure_shape(vectors, matrix.shape),
+        )
+        for values, vectors, matrix in zip(
+            arrays[::2], arrays[1::2], matrices, strict=True
+        )
+    ]
+
+
+def _xla_eigh(matrix):
+    values, vectors = tf.linalg.eigh(matrix)
+    finite = tf.math.is_finite(matrix)
+    sound = tf.reduce_all(finite, axis=[-2, -1], keepdims=True)
+    nan = tf.fill(tf.shape(matrix), tf.constant(float("nan"), matrix.dtype))
+    vectors = tf.where(sound, vectors, nan)
+    return tf.where(sound[..., 0], values, nan[..., 0]), vectors
 
 
 def _cholesky_inverse(matrix):

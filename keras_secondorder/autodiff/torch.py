@@ -132,3 +132,19 @@ def spd_inverses(matrices, compiled=False):
         nan = torch.full_like(inverse, float("nan"))
         inverses.append(torch.where((failed == 0)[..., None, None], inverse, nan))
     return inverses
+
+
+def symmetric_eigh(matrices, compiled=False):
+    """Eigenvalues and eigenvectors; NaN where there are none."""
+    pairs = []
+    for matrix in matrices:
+        sound = torch.isfinite(matrix).all(-1, True).all(-2, True)
+        identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+        try:
+            values, vectors = torch.linalg.eigh(torch.where(sound, matrix, identity))
+        except torch.linalg.LinAlgError:  # the iteration did not converge
+            values, vectors, sound = matrix[..., 0], matrix, torch.zeros_like(sound)
+        nan = torch.full_like(vectors, float("nan"))
+        vectors = torch.where(sound, vectors, nan)
+        pairs.append((torch.where(sound[..., 0], values, nan[..., 0]), vectors))
+    return pairs

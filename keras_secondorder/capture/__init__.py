@@ -20,7 +20,7 @@ from keras_secondorder.capture.coverage import (
     table,
     wrapper_of,
 )
-from keras_secondorder.capture.memory import Side
+from keras_secondorder.capture.memory import Side, eigenvalue_shape
 from keras_secondorder.capture.recorder import of_wrapper, recording
 from keras_secondorder.capture.wrapper import (
     LayerWrapper,
@@ -34,6 +34,7 @@ __all__ = [
     "Coverage",
     "LayerWrapper",
     "Side",
+    "eigenvalue_shape",
     "is_built",
     "of_wrapper",
     "plan_blocks",

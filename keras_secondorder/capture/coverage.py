@@ -8,6 +8,7 @@ import keras
 
 from keras_secondorder.capture.memory import (
     FLOAT_BYTES,
+    bytes_of,
     fit_to,
     machine_budget,
     sides_of,
@@ -32,6 +33,7 @@ class Block(NamedTuple):
         wrapper: The layer wrapper, for a Kronecker or unitwise block.
         reason: Why it is neither of them, else an empty string.
         sides: The form of its factors, a tuple for each affine map of the layer.
+        eigenvalues: Whether it keeps the eigenvalues of `A (x) G`.
     """
 
     kind: str
@@ -40,6 +42,7 @@ class Block(NamedTuple):
     wrapper: LayerWrapper | None = None
     reason: str = ""
     sides: list = ()
+    eigenvalues: bool = False
 
     @property
     def factors(self) -> str:
@@ -54,9 +57,9 @@ class Block(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Memory of the running factors and of their inverses."""
+        """Memory of the running factors and of their inverses or eigenbases."""
         if self.wrapper is not None:
-            return 2 * sum(side.bytes for part in self.sides for side in part)
+            return bytes_of(self.sides, self.eigenvalues)
         if self.kind == "diagonal":
             return sum(math.prod(v.shape) for v in self.variables) * FLOAT_BYTES
         return 0
@@ -67,6 +70,7 @@ def plan_blocks(
     on_unsupported: str = "diagonal",
     max_factor_size: int = 8192,
     factor_memory: int | None = None,
+    eigenvalues: bool = False,
 ) -> list[Block]:
     """Decide on a block for every trainable variable of a built model.
 
@@ -77,6 +81,7 @@ def plan_blocks(
         max_factor_size: A side of a Kronecker factor larger than this is diagonal.
         factor_memory: Bytes that all factors and inverses may take; the largest are
             split into blocks until they fit. None is half of the machine's memory.
+        eigenvalues: Whether Kronecker blocks keep eigenvalues, as many as weights.
 
     Returns:
         Blocks that cover every trainable variable once, in the order of the model.
@@ -103,7 +108,7 @@ def plan_blocks(
     sides = [sides_of(w, max_factor_size) for w in kept.values()]
     budget = machine_budget() if factor_memory is None else factor_memory
     if budget is not None:
-        sides = fit_to(budget, sides)
+        sides = fit_to(budget, sides, eigenvalues)
     sides = dict(zip(kept, sides, strict=True))
 
     blocks, covered = [], set()
@@ -114,7 +119,14 @@ def plan_blocks(
         if wrapper is not None:
             name = wrapper.layer.name
             shape = sides[id(wrapper)]
-            block = Block(wrapper.kind, wrapper.variables, name, wrapper, sides=shape)
+            block = Block(
+                wrapper.kind,
+                wrapper.variables,
+                name,
+                wrapper,
+                sides=shape,
+                eigenvalues=eigenvalues,
+            )
         else:
             layer_name, reason = reasons.get(
                 id(v), (v.path.split("/")[0], "no wrapper")

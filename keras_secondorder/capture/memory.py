@@ -1,5 +1,6 @@
 """The memory plan: which form each side of a Kronecker block has."""
 
+import math
 import os
 from typing import NamedTuple
 
@@ -80,12 +81,35 @@ def sides_of(wrapper, max_factor_size: int) -> list[tuple[Side, ...]]:
     ]
 
 
-def fit_to(budget: int, blocks: list[list[tuple[Side, ...]]]) -> list:
+def eigenvalue_shape(sides: tuple[Side, Side]) -> tuple:
+    """Shape of the eigenvalues of `A (x) G`: that of its weights, padded."""
+    a, g = (side.blocks * side.width for side in sides)
+    return (a, g) if sides[0].stack == 1 else (sides[0].stack, a, g)
+
+
+def bytes_of(parts: list[tuple[Side, ...]], eigenvalues: bool = False) -> int:
+    """Memory of one block's running factors and of what is kept of them.
+
+    Args:
+        parts: The sides of each affine map, or of a unitwise block.
+        eigenvalues: Whether the eigenvalues of `A (x) G` are kept beside its bases.
+    """
+    total = 2 * sum(side.bytes for sides in parts for side in sides)
+    if eigenvalues:
+        pairs = [sides for sides in parts if len(sides) == 2]
+        total += FLOAT_BYTES * sum(math.prod(eigenvalue_shape(p)) for p in pairs)
+    return total
+
+
+def fit_to(
+    budget: int, blocks: list[list[tuple[Side, ...]]], eigenvalues: bool = False
+) -> list:
     """Split the largest factors until all of them, and their inverses, fit.
 
     Args:
         budget: Bytes.
         blocks: The sides of each block.
+        eigenvalues: Whether the blocks keep eigenvalues too, which nothing splits.
 
     Returns:
         The same structure, with smaller sides where that is needed.
@@ -96,14 +120,18 @@ def fit_to(budget: int, blocks: list[list[tuple[Side, ...]]]) -> list:
         for j, pair in enumerate(parts)
         for k, side in enumerate(pair)
     }
-    total = sum(2 * side.bytes for side in sides.values())
+
+    def pair_of(place):
+        return tuple(sides[*place[:2], k] for k in range(2))
+
+    total = sum(bytes_of(parts, eigenvalues) for parts in blocks)
     # The matrices of a unitwise block are tiny already.
     large = [place for place in sides if len(blocks[place[0]][place[1]]) == 2]
     while total > budget and any(sides[place].width > 1 for place in large):
         place = max(large, key=lambda p: (sides[p].bytes * (sides[p].width > 1), p))
-        old = sides[place]
-        sides[place] = old.halved()
-        total -= 2 * (old.bytes - sides[place].bytes)
+        total -= bytes_of([pair_of(place)], eigenvalues)
+        sides[place] = sides[place].halved()
+        total += bytes_of([pair_of(place)], eigenvalues)
     return [
         [
             tuple(sides[i, j, k] for k in range(len(pair)))

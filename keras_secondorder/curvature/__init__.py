@@ -3,6 +3,11 @@
 from keras_secondorder.curvature.block_diagonal import BlockDiagonal, Inverses
 from keras_secondorder.curvature.dense_operator import DenseOperator
 from keras_secondorder.curvature.diagonal import DiagonalBlock, IdentityBlock
+from keras_secondorder.curvature.eigenvalue_corrected import (
+    EigenvalueCorrected,
+    FactoredEigenvalueCorrected,
+)
+from keras_secondorder.curvature.exact_tikhonov import ExactTikhonov
 from keras_secondorder.curvature.fisher_model import fisher_model
 from keras_secondorder.curvature.input_covariance import (
     InputCovariance,
@@ -24,17 +29,35 @@ from keras_secondorder.curvature.statistics import FISHERS, batch_factors
 from keras_secondorder.curvature.unitwise import UnitwiseBlock
 
 #: The forms of the approximate Fisher matrix, by the name that `KFAC` has for them.
-APPROXIMATIONS = {"block_diagonal": BlockDiagonal}
+APPROXIMATIONS = {
+    "block_diagonal": BlockDiagonal,
+    "eigenvalue_corrected": EigenvalueCorrected,
+}
+#: The same by how `lambda I` enters: by a part of it in each factor, or as it is.
+TIKHONOV = {
+    "auto": APPROXIMATIONS,
+    "factored": {
+        **APPROXIMATIONS,
+        "eigenvalue_corrected": FactoredEigenvalueCorrected,
+    },
+    "exact": {
+        "block_diagonal": ExactTikhonov,
+        "eigenvalue_corrected": EigenvalueCorrected,
+    },
+}
 
 __all__ = [
     "APPROXIMATIONS",
     "FISHERS",
     "SHARINGS",
+    "TIKHONOV",
     "BlockDiagonal",
     "DenseOperator",
     "Density",
     "DiagonalBlock",
+    "EigenvalueCorrected",
     "Eigenpairs",
+    "ExactTikhonov",
     "IdentityBlock",
     "InputCovariance",
     "Inverses",

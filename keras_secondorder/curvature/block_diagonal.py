@@ -45,6 +45,9 @@ class BlockDiagonal:
         Martens (2016), thesis, section 6.4.2.
     """
 
+    #: The class of the blocks with Kronecker factors.
+    kronecker = KroneckerBlock
+
     def __init__(
         self,
         model,
@@ -55,12 +58,18 @@ class BlockDiagonal:
         weight_sharing: str = "expand",
         compiled: bool = False,
     ):
-        self.plan = plan_blocks(model, on_unsupported, max_factor_size, factor_memory)
+        self.plan = plan_blocks(
+            model,
+            on_unsupported,
+            max_factor_size,
+            factor_memory,
+            self.kronecker.has_eigenvalues,
+        )
         self._compiled = compiled
         self.blocks = []
         for plan in self.plan:
             if plan.kind == "kronecker":
-                self.blocks.append(KroneckerBlock(plan, add_variable, weight_sharing))
+                self.blocks.append(self.kronecker(plan, add_variable, weight_sharing))
             elif plan.kind == "unitwise":
                 self.blocks.append(UnitwiseBlock(plan, add_variable))
             elif plan.kind == "diagonal":
@@ -130,24 +139,31 @@ class BlockDiagonal:
             gamma: Factored damping, a scalar; each block adds its `eta`.
         """
         cached, failed = self.cached_inverses()
-        factors, dampings = [], []
-        for block, places in zip(self.blocks, self._places, strict=True):
-            if block.wrapper is not None:
-                system = block.systems(
-                    vectors.values(block.factors), gamma, self.eta[places[0]]
-                )
-                factors += system[0]
-                dampings += system[1]
-        fresh = iter(damped_inverses(factors, dampings, self._compiled))
         values = []
-        for old in cached:
-            new = [next(fresh) for _ in old]
+        for old, new in zip(cached, self._fresh(gamma), strict=True):
             usable = vectors.is_finite(new)
             values.append(
                 [ops.where(usable, n, o) for n, o in zip(new, old, strict=True)]
             )
             failed = failed + ops.cast(ops.logical_not(usable), failed.dtype)
         return Inverses(values, failed)
+
+    def redamped(self, inverses: Inverses, gamma) -> Inverses:
+        """What `damped_inverses` made of the same factors, for another `gamma`."""
+        return self.damped_inverses(gamma)
+
+    def _fresh(self, gamma) -> list:
+        """New inverses of each block, finite or not."""
+        systems = [
+            block.systems(vectors.values(block.factors), gamma, self.eta[places[0]])
+            if block.wrapper is not None
+            else ([], [])
+            for block, places in zip(self.blocks, self._places, strict=True)
+        ]
+        factors = sum((matrices for matrices, _ in systems), [])
+        dampings = sum((added for _, added in systems), [])
+        inverses = iter(damped_inverses(factors, dampings, self._compiled))
+        return [[next(inverses) for _ in matrices] for matrices, _ in systems]
 
     def keep_inverses(self, inverses: Inverses) -> None:
         """Store inverses for the steps to come."""
@@ -165,7 +181,7 @@ class BlockDiagonal:
         Args:
             gradient: One tensor for each trainable variable.
             inverses: What `damped_inverses` or `cached_inverses` returned.
-            damping: `lambda`, for the diagonal blocks; they add their `eta`.
+            damping: `gamma^2`, for blocks damped when applied; they add their `eta`.
             inputs: Inputs of the watched layers, lists by index.
             taps: Gradients at their pre-activations, by the names of `recording`,
                 where they are known.

@@ -13,7 +13,7 @@ from keras_secondorder.curvature.factor import (
     second_moment,
     zeros_of,
 )
-from keras_secondorder.curvature.rows import all_rows, by_example, spread
+from keras_secondorder.curvature.rows import all_rows, gradient_rows, input_rows, spread
 
 
 def input_mean(part, inputs: list, weights):
@@ -152,8 +152,7 @@ class InputCovariance:
 
     def _largest(self, taps, weights):
         """The largest mean square, over units, of the gradients of single examples."""
-        g = [by_example(self.part.gradient_rows(t), weights) for t in taps]
-        g = ops.concatenate(g, axis=-2)  # (..., N, T, d_out), each times its weight
+        g = gradient_rows(self.part, taps, weights)  # each times its weight
         w = ops.sum(weights, axis=1)[:, None]
         squares = ops.divide_no_nan(ops.sum(g**2, axis=-2), w)
         return ops.max(ops.sum(squares, axis=-2))
@@ -177,6 +176,5 @@ class InputCovariance:
 
 def _weighted(part, inputs, weights):
     """All rows `(..., N, T, d_in)` and their weights `(N, T)`, which sum to 1."""
-    a = [by_example(part.input_rows(x), weights) for x in inputs]
-    a = ops.concatenate(a, axis=-2)
+    a = input_rows(part, inputs, weights)
     return a, ops.broadcast_to(spread(weights, a), ops.shape(a)[-3:-1])

@@ -14,7 +14,7 @@ from keras_secondorder.curvature.factor import (
     trace_norm_pi,
     zeros_of,
 )
-from keras_secondorder.curvature.rows import all_rows, by_example, spread
+from keras_secondorder.curvature.rows import all_rows, gradient_rows, input_rows, spread
 
 SHARINGS = ("expand", "reduce")
 
@@ -46,6 +46,11 @@ class KroneckerBlock:
         et al. (2023), sections 3.1 and 3.2, for "expand" and "reduce".
     """
 
+    #: What is kept of each factor, for the names of the variables.
+    kept = "inverse"
+    #: Whether a number for each weight is kept besides, which the memory plan counts.
+    has_eigenvalues = False
+
     def __init__(self, plan: Block, add_variable: Callable, sharing: str = "expand"):
         self.variables = plan.variables
         self.wrapper = plan.wrapper
@@ -60,8 +65,7 @@ class KroneckerBlock:
             ]
 
         self._A, self._G = variables(0, "A"), variables(1, "G")
-        self._A_inverse = variables(0, "A_inverse")
-        self._G_inverse = variables(1, "G_inverse")
+        self._kept = variables(0, f"A_{self.kept}") + variables(1, f"G_{self.kept}")
 
     @property
     def _suffixes(self) -> list:
@@ -86,7 +90,7 @@ class KroneckerBlock:
     @property
     def inverses(self) -> list:
         """The cached inverses of the damped factors, variables in the same order."""
-        return [*self._A_inverse, *self._G_inverse]
+        return self._kept
 
     # --- statistics -----------------------------------------------------------------
 
@@ -103,12 +107,10 @@ class KroneckerBlock:
         ]
 
     def _input_factor(self, part, side, inputs, weights):
-        a = [part.input_rows(x) for x in inputs]
+        a = input_rows(part, inputs, weights)
         if part.one_hot:
-            a = ops.concatenate([by_example(r[..., None], weights) for r in a], axis=1)
             w = spread(weights, a)
             return counts(a[..., 0], ops.broadcast_to(w, ops.shape(a)[:2]), side)
-        a = ops.concatenate([by_example(r, weights) for r in a], axis=-2)
         if self._sharing == "reduce":
             a = ops.mean(a, axis=-2, keepdims=True)
         a = a * ops.sqrt(spread(weights, a))[..., None]
@@ -129,8 +131,7 @@ class KroneckerBlock:
         ]
 
     def _gradient_factor(self, part, side, taps, weights):
-        g = [by_example(part.gradient_rows(t), weights) for t in taps]
-        g = ops.concatenate(g, axis=-2) if len(g) > 1 else g[0]
+        g = gradient_rows(part, taps, weights)
         if self._sharing == "reduce" and not part.one_hot:
             g = ops.sum(g, axis=-2, keepdims=True)
         return second_moment(all_rows(g, part.stack), side)

@@ -18,6 +18,27 @@ def check_one_of(name: str, value, choices) -> None:
         )
 
 
+def check_together(name: str, value, other: str, other_value, choices: dict) -> None:
+    """Refuse an unknown value of one argument, or one that another does not go with.
+
+    Args:
+        name: The argument's name.
+        value: What was given for it.
+        other: The other argument's name.
+        other_value: What was given for that.
+        choices: What the other may be, for each value of the first.
+
+    Raises:
+        ValueError: They are not among the choices.
+    """
+    check_one_of(name, value, choices)
+    if other_value not in choices[value]:
+        raise ValueError(
+            f"{name}={value!r} goes with `{other}` one of {tuple(choices[value])}. "
+            f"Received {other}={other_value!r}."
+        )
+
+
 def check_range(name: str, value, above: float, most: float | None = None) -> None:
     """Refuse a number outside a range.
 

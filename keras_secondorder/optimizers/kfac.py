@@ -11,6 +11,7 @@ from keras_secondorder.curvature import (
     APPROXIMATIONS,
     FISHERS,
     SHARINGS,
+    TIKHONOV,
     Inverses,
     fisher_model,
 )
@@ -19,6 +20,7 @@ from keras_secondorder.optimizers.arguments import (
     check_one_of,
     check_range,
     check_rates,
+    check_together,
 )
 from keras_secondorder.optimizers.base import SecondOrderOptimizer, StepResult
 from keras_secondorder.optimizers.step_report import UNMEASURED, Measured
@@ -70,7 +72,11 @@ class KFAC(SecondOrderOptimizer):
             learning rate, and none with an adaptive one.
         step_rule: A `StepRule` object in place of `learning_rate`, `momentum` and
             `norm_constraint` (a fixed learning rate still scales its steps).
-        approximation: Form of the approximate Fisher matrix: "block_diagonal".
+        approximation: Form of the approximate Fisher matrix: "block_diagonal", or
+            "eigenvalue_corrected" for EKFAC.
+        tikhonov: How `lambda I` enters: "factored", as above, or "exact", through the
+            eigenbases of A and G. "auto" is "exact" for "eigenvalue_corrected", and
+            "factored" elsewhere.
         fisher: Which Fisher matrix: "sampled" draws one target an example from the
             model's own predictions, "exact" sums over all of them, "empirical" takes
             the labels.
@@ -107,7 +113,8 @@ class KFAC(SecondOrderOptimizer):
     References:
         Martens (2016), thesis, chapter 6 and appendix B; Martens & Grosse (2015). The
         statistics of a batch enter with the weights that its examples have in the
-        loss, which the sources leave open.
+        loss, which the sources leave open. George et al. (2018) for
+        "eigenvalue_corrected", and `docs/eigenvalue_corrected.md`.
     """
 
     def __init__(
@@ -118,6 +125,7 @@ class KFAC(SecondOrderOptimizer):
         norm_constraint="auto",
         step_rule=None,
         approximation: str = "block_diagonal",
+        tikhonov: str = "auto",
         fisher: str = "sampled",
         statistics_fraction: float = 0.25,
         quadratic_fraction: float = 0.25,
@@ -134,6 +142,7 @@ class KFAC(SecondOrderOptimizer):
         adaptive = isinstance(learning_rate, str)
         check_rates(learning_rate, momentum)
         check_one_of("approximation", approximation, APPROXIMATIONS)
+        check_together("tikhonov", tikhonov, "approximation", approximation, TIKHONOV)
         check_one_of("fisher", fisher, FISHERS)
         check_one_of("on_unsupported", on_unsupported, FALLBACKS)
         check_one_of("weight_sharing", weight_sharing, SHARINGS)
@@ -160,6 +169,7 @@ class KFAC(SecondOrderOptimizer):
         self.norm_constraint = norm_constraint
         self.step_rule = step_rule
         self.approximation = approximation
+        self.tikhonov = tikhonov
         self.fisher = fisher
         self.statistics_fraction = statistics_fraction
         self.quadratic_fraction = quadratic_fraction
@@ -200,7 +210,7 @@ class KFAC(SecondOrderOptimizer):
 
     def build_state(self, model):
         """Create factors, inverses, the previous direction and the scalars."""
-        self.curvature = APPROXIMATIONS[self.approximation](
+        self.curvature = self.form(
             model,
             self.add_variable,
             self.on_unsupported,
@@ -225,6 +235,11 @@ class KFAC(SecondOrderOptimizer):
         if fell_back and not self._announced:
             print("KFAC has no Kronecker block for:", table(fell_back), sep="\n")
         self._announced = True
+
+    @property
+    def form(self):
+        """The class of the approximate Fisher matrix."""
+        return TIKHONOV[self.tikhonov][self.approximation]
 
     @property
     def blocks(self):
@@ -273,7 +288,7 @@ class KFAC(SecondOrderOptimizer):
         model = quadratic_model() if rule.needs_model else None
 
         def propose(gamma, inverses):
-            U = self.curvature.precondition(gradient, inverses, damping, inputs, taps)
+            U = self.curvature.precondition(gradient, inverses, gamma**2, inputs, taps)
             step = rule.step(
                 Proposal(U, previous, gradient, loss, self.learning_rate, k, model)
             )
@@ -342,7 +357,8 @@ class KFAC(SecondOrderOptimizer):
         def trial():
             best = plain
             for gamma in self._damping_rule.gamma_candidates(plain.gamma):
-                other = propose(gamma, self.curvature.damped_inverses(gamma))
+                inverses = self.curvature.redamped(plain.inverses, gamma)
+                other = propose(gamma, inverses)
                 better = other.step.predicted < best.step.predicted
                 best = keras.tree.map_structure(
                     lambda b, o, better=better: ops.where(better, o, b), best, other

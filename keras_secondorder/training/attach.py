@@ -100,6 +100,8 @@ def coverage(model) -> Coverage:
         for name in ("on_unsupported", "max_factor_size", "factor_memory")
         if hasattr(optimizer, name)
     }
+    if hasattr(optimizer, "form"):
+        settings["eigenvalues"] = optimizer.form.kronecker.has_eigenvalues
     if not is_built(model):
         raise ValueError(
             f"The model '{model.name}' has no variables yet. Received a model that was "

@@ -197,6 +197,21 @@ def test_factor_memory_splits_the_largest_factors():
         assert sum(b.bytes for b in blocks) <= max(budget, 8 * 605)
 
 
+def test_factor_memory_counts_eigenvalues_that_nothing_splits():
+    """One number for each weight leaves less of the budget to the factors."""
+    model = sequential((300,), layers.Dense(200, use_bias=False), layers.Dense(7))
+    weights = 4 * (300 * 200 + 201 * 7)
+    full = 8 * (300**2 + 200**2 + 201**2 + 7**2)
+    for budget in (full + weights, full, weights, 0):
+        blocks = plan_blocks(model, factor_memory=budget, eigenvalues=True)
+        total = sum(b.bytes for b in blocks)
+        if budget > weights:
+            assert total <= budget
+        factors = sum(s.bytes for b in blocks for pair in b.sides for s in pair)
+        assert total >= 2 * factors + weights  # more where a block is padded
+        assert (total == full + weights) == (budget == full + weights)
+
+
 def test_max_factor_size():
     model = sequential((6,), layers.Dense(4), layers.Dense(3))
     for most, expected in ((7, "A 7 x 7, G 4 x 4"), (6, "A 7 (diagonal), G 4 x 4")):

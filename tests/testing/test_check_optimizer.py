@@ -26,6 +26,11 @@ OPTIMIZERS = {
     ),
     "centered": lambda: kso.CenteredSGD(0.003, momentum=0.8),
     "natural network": lambda: kso.NaturalNetwork(0.003, momentum=0.8, refresh_every=4),
+    "eigenvalue corrected": lambda: kso.KFAC.thesis(
+        damping=kso.AdaptiveDamping(1.0, every=2, gamma_every=4),
+        approximation="eigenvalue_corrected",
+        inverse_every=4,
+    ),
     "hessian-free": kso.HessianFree,
     "kronecker": lambda: kso.HessianFree(preconditioner="kronecker"),
     "natural gradient": kso.NaturalGradient,
