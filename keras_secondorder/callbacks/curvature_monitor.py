@@ -21,7 +21,7 @@ from keras_secondorder.optimizers.base import SecondOrderOptimizer
 
 # How the overhead is shared out.
 SHARES = {"step": 0.2, "layers": 0.2, "pictures": 0.2, "network": 0.4}
-SECONDS_PER_CUBE = 2e-10  # of the eigenvalues of a factor, per cube of its side
+SECONDS_PER_CUBE = 8e-11  # of the eigenvalues of a factor, per cube of its side
 # Of a first measurement of the network at least, on one core.
 FIRST_SECONDS = {"jax": 5.0, "tensorflow": 3.0, "torch": 0.5}
 PICTURE_SECONDS = 0.3
