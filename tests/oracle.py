@@ -324,13 +324,13 @@ class Kfac:
         lr = 1.0 if self.learning_rate is None else self.learning_rate
         update = -lr * direction
         rho, damping = np.nan, self.damping
-        predicted = change = quadratic = np.nan
+        measured = (np.nan, np.nan, np.nan)
         if self.damping_every and self.steps % self.damping_every == 0:
             after = moved(layers, update)
             change = objective(after, kind, x, y, w) - objective(layers, kind, x, y, w)
-            predicted = model(update)
-            quadratic = update @ curvature @ update - damping * update @ update
-            rho = change / predicted
+            rho = change / model(update)
+            undamped = update @ curvature @ update - damping * update @ update
+            measured = (model(update), change, undamped)
             omega = (19 / 20) ** self.damping_every
             if rho > 3 / 4:
                 self.damping = omega * damping
@@ -338,10 +338,7 @@ class Kfac:
                 self.damping = damping / omega
         self.previous = direction
         self.layers = moved(layers, update)
-        return Report(
-            *(update, alpha * lr, mu, damping, self.gamma, rho),
-            *(grad, predicted, change, quadratic),
-        )
+        return Report(update, alpha * lr, mu, damping, self.gamma, rho, grad, *measured)
 
     def _average(self, new):
         if self.average is None:

@@ -23,7 +23,7 @@ from keras_secondorder.optimizers.arguments import (
     check_together,
 )
 from keras_secondorder.optimizers.base import SecondOrderOptimizer, StepResult
-from keras_secondorder.optimizers.step_report import UNMEASURED, Measured
+from keras_secondorder.optimizers.step_report import UNMEASURED, Measured, compare
 from keras_secondorder.solvers.damping import AdaptiveDamping, reduction_ratio
 from keras_secondorder.solvers.step_rules import (
     AdaptiveStep,
@@ -321,10 +321,8 @@ class KFAC(SecondOrderOptimizer):
             (logs["rho"],) = vectors.values([self.rho])
         successive = vectors.cosine(direction, previous)
         vectors.assign(self.previous, direction, where=finite)
-        state = linear.aux.state
-        return StepResult(
-            direction, finite, state, logs, loss, gradient, successive, measured
-        )
+        results = direction, finite, linear.aux.state, logs
+        return StepResult(*results, loss, gradient, successive, measured)
 
     def _needs_taps(self, objective) -> bool:
         rows = objective.examples if isinstance(objective.examples, int) else None
@@ -380,12 +378,8 @@ class KFAC(SecondOrderOptimizer):
                 predicted = 0.5 * Q[0, 0] + b[0]
             actual = objective.change(update, loss)
             rho = reduction_ratio(actual, predicted)
-            damped = 2.0 * (predicted - vectors.dot(gradient, update))
-            quadratic = damped - damping * vectors.dot(update, update)
-            return [
-                *(rho, self._damping_rule.update(damping, rho)),
-                *(predicted, actual, quadratic),
-            ]
+            new = self._damping_rule.update(damping, rho)
+            return [rho, new, *compare(predicted, actual, gradient, update, damping)]
 
         nan = ops.full((), float("nan"))
         after = ops.cond(due, measured, lambda: [rho, damping, nan, nan, nan])

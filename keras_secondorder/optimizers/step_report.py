@@ -35,6 +35,24 @@ class Measured(NamedTuple):
     quadratic: object
 
 
+def compare(predicted, actual, gradient, update, damping) -> Measured:
+    """What was measured of a step whose model is damped by `lambda I`.
+
+    Args:
+        predicted: `1/2 delta^T (C + lambda I) delta + gradient . delta`.
+        actual: The change of the objective.
+        gradient: The gradient, a list of tensors.
+        update: `delta`, a list like it.
+        damping: `lambda`.
+
+    Returns:
+        A `Measured`.
+    """
+    damped = 2.0 * (predicted - vectors.dot(gradient, update))
+    quadratic = damped - damping * vectors.dot(update, update)
+    return Measured(predicted, actual, quadratic)
+
+
 UNMEASURED = Measured(float("nan"), float("nan"), float("nan"))
 
 
