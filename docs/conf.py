@@ -51,5 +51,6 @@ def fences_to_code_blocks(app, what, name, obj, options, lines):
 def setup(app):
     app.connect("autodoc-process-docstring", fences_to_code_blocks, priority=100)
 
+
 # The fields of NamedTuples are members already; list them once.
 napoleon_use_ivar = True

@@ -7,6 +7,7 @@ plain Keras model with second-order information.
 from keras_secondorder import (
     callbacks,
     curvature,
+    diagnostics,
     initializers,
     layers,
     solvers,
@@ -78,6 +79,7 @@ __all__ = [
     # modules
     "callbacks",
     "curvature",
+    "diagnostics",
     "initializers",
     "layers",
     "solvers",

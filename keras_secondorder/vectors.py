@@ -35,6 +35,16 @@ def dot(u: list, v: list):
     return total
 
 
+def norm(v: list):
+    """The Euclidean norm of a vector, a scalar."""
+    return ops.sqrt(dot(v, v))
+
+
+def cosine(u: list, v: list):
+    """The cosine of the angle between two vectors, a scalar; 0 where one is zero."""
+    return ops.divide_no_nan(dot(u, v), norm(u) * norm(v))
+
+
 def scale(c, v: list) -> list:
     """The vector `c * v`."""
     return [ops.cast(c, a.dtype) * a for a in v]

@@ -253,6 +253,10 @@ class Report(NamedTuple):
     damping: float
     gamma: float
     rho: float
+    gradient: np.ndarray
+    predicted: float  # by the damped model; NaN where it was not measured
+    actual: float
+    quadratic: float  # delta^T (F + diag(eta)) delta
 
 
 class Kfac:
@@ -320,10 +324,13 @@ class Kfac:
         lr = 1.0 if self.learning_rate is None else self.learning_rate
         update = -lr * direction
         rho, damping = np.nan, self.damping
+        measured = (np.nan, np.nan, np.nan)
         if self.damping_every and self.steps % self.damping_every == 0:
             after = moved(layers, update)
             change = objective(after, kind, x, y, w) - objective(layers, kind, x, y, w)
             rho = change / model(update)
+            undamped = update @ curvature @ update - damping * update @ update
+            measured = (model(update), change, undamped)
             omega = (19 / 20) ** self.damping_every
             if rho > 3 / 4:
                 self.damping = omega * damping
@@ -331,7 +338,7 @@ class Kfac:
                 self.damping = damping / omega
         self.previous = direction
         self.layers = moved(layers, update)
-        return Report(update, alpha * lr, mu, damping, self.gamma, rho)
+        return Report(update, alpha * lr, mu, damping, self.gamma, rho, grad, *measured)
 
     def _statistics(self, x, w):
         return factors(self.layers, self.kind, x, w)

@@ -18,6 +18,7 @@ from keras_secondorder import autodiff
 from keras_secondorder.curvature import BlockDiagonal, batch_factors
 from keras_secondorder.likelihoods import loss_weights_of
 from keras_secondorder.objective import Objective
+from keras_secondorder.optimizers import step_report
 
 FEATURES, CLASSES, ROWS, BATCH = 6, 3, 23, 8
 ZERO_COLUMN, COPY, COPIED, ZERO_ROW = 2, 4, 1, 5
@@ -313,14 +314,15 @@ def kfac_run(name: str) -> dict:
     """Three steps by `train_on_batch`, as arrays.
 
     Returns:
-        "updates" (3, P); one array of 3 for each of LOGS; "factors", the flattened
-        [A, G] of all layers after the first step.
+        "updates" (3, P); "reports" (3, entries of a step report); one array of 3 for
+        each of LOGS; "factors", the flattened [A, G] of all layers after the first
+        step.
     """
     case = KFAC_CASES[name]
     model = case.model()
     model.compile(optimizer=case.optimizer(), loss=case.loss)
     batches = classification().batches()
-    updates, logs, factors = [], [], None
+    updates, logs, factors, reports = [], [], None, []
     # Without the corrected eigenvalues, which start as what the factors make them.
     kept = 2 if case.options.get("form") == "corrected" else None
     before = parameters(model)
@@ -331,6 +333,7 @@ def kfac_run(name: str) -> dict:
                 batches[i].x, y, batches[i].sample_weight, return_dict=True
             )
         )
+        reports.append(step_report.read(model.optimizer))
         if factors is None:
             factors = [
                 np.array(keras.ops.convert_to_numpy(f)).ravel()
@@ -343,6 +346,9 @@ def kfac_run(name: str) -> dict:
     return {
         "updates": np.stack(updates),
         "factors": np.concatenate(factors),
+        "reports": np.array(
+            [[r.get(name, np.nan) for name in step_report.ENTRIES] for r in reports]
+        ),
         **{
             key: np.array([float(step.get(key, np.nan)) for step in logs])
             for key in LOGS

@@ -100,6 +100,11 @@ class BlockDiagonal:
         """The layers that are watched during a step."""
         return [b.wrapper for b in self.blocks if b.wrapper is not None]
 
+    @property
+    def places(self) -> list:
+        """For each block, the indices of its variables among the trainable ones."""
+        return self._places
+
     def update(self, due, max_decay: float, objective, linear, **options) -> None:
         """Average the statistics of a batch into the running factors.
 
@@ -208,3 +213,20 @@ class BlockDiagonal:
             for i, part in zip(places, parts, strict=True):
                 U[i] = part
         return U
+
+    def multiply(self, v: list) -> list:
+        """The approximate curvature, without damping, times a vector.
+
+        Args:
+            v: One tensor for each trainable variable.
+
+        Returns:
+            `F v`, one float32 tensor for each trainable variable.
+        """
+        product = [None] * len(v)
+        for block, places in zip(self.blocks, self._places, strict=True):
+            for i, part in zip(
+                places, block.multiply([v[i] for i in places]), strict=True
+            ):
+                product[i] = part
+        return product

@@ -53,6 +53,10 @@ class DiagonalBlock:
         damping = ops.maximum(damping, FLOAT32_EPS * ops.max(D) + 1e-30)
         return [ops.cast(gradient[0], "float32") / (D + damping)]
 
+    def multiply(self, v: list) -> list:
+        """`D V`, for a list with one tensor."""
+        return [ops.convert_to_tensor(self.D) * ops.cast(v[0], "float32")]
+
 
 class IdentityBlock:
     """A block that leaves the gradient as it is.
@@ -71,3 +75,7 @@ class IdentityBlock:
     def precondition(self, gradient: list, inverses: list, damping, rows=None) -> list:
         """The gradient itself."""
         return [ops.cast(g, "float32") for g in gradient]
+
+    def multiply(self, v: list) -> list:
+        """The vector itself."""
+        return [ops.cast(a, "float32") for a in v]

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from keras import ops
 
+from keras_secondorder import vectors
 from keras_secondorder.capture import Block
 from keras_secondorder.curvature.factor import (
     counts,
@@ -186,6 +187,10 @@ class KroneckerBlock:
             U = multiply_right(U, inverses[count + i], side_g)
             results.append(part.from_matrix(U))
         return self.wrapper.join(results)
+
+    def multiply(self, v: list) -> list:
+        """`A V G` with the running factors, for tensors shaped like the variables."""
+        return self.precondition(v, vectors.values(self.factors), None)
 
     # --- a gradient that is known as rows -------------------------------------------
 

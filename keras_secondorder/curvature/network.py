@@ -200,15 +200,13 @@ class NetworkOperator(LinearOperator):
     ):
         _check(model)
         variables = list(model.trainable_variables)
-        # Copies: the operator stays where it is while the model is trained.
-        self._point = [ops.copy(p) for p in vectors.values(variables)]
         super().__init__(
-            [v.shape for v in variables], vectors.precision_of(self._point)
+            [v.shape for v in variables],
+            vectors.precision_of(vectors.values(variables)),
         )
         if builds_loss:
-            _build_loss(model, data)
-        self._state = [ops.copy(s) for s in vectors.values(state_variables(model))]
-        self._data, self._kept = data, None
+            build_loss(model, data)
+        self._data = data
         eta = [l2_curvature(v) if penalized else 0.0 for v in variables]
         full = [ops.full(s, e) for s, e in zip(self.shapes, eta, strict=True)]
         self._penalties = vectors.flatten(full, self.dtype) if any(eta) else 0.0
@@ -241,6 +239,11 @@ class NetworkOperator(LinearOperator):
                     "frozen or unfrozen, since it was made. Make the operator again."
                 )
 
+        def present():
+            # Copies: the operator stays where it is while the model is trained.
+            groups = variables, state_variables(model)
+            return [[ops.copy(p) for p in vectors.values(group)] for group in groups]
+
         def multiply(product, flat):
             v = vectors.unflatten(flat, shapes)
             return vectors.flatten(product(v), dtype)
@@ -250,11 +253,27 @@ class NetworkOperator(LinearOperator):
 
         places = [id(v) for v in variables]
         self._check_unchanged = check_unchanged
+        self._present = present
         self._prepare = autodiff.compiled(prepare)
         self._multiply = autodiff.compiled(multiply)
         self._apply_root = autodiff.compiled(apply_root)
+        self.refresh()
+
+    def refresh(self) -> "NetworkOperator":
+        """Move to the present weights of the model; nothing is compiled again.
+
+        Returns:
+            The operator itself.
+
+        Raises:
+            ValueError: The model has other trainable variables or another loss now.
+        """
+        self._check_unchanged()
+        self._kept = None
+        self._point, self._state = self._present()
         # At once: what cannot be done is said here, and a single batch is done with.
         next(self._prepared())
+        return self
 
     def products(self, columns):
         """One pass over the data, for all columns."""
@@ -341,7 +360,7 @@ def _signs(random, shapes, number):
         yield [2.0 * random.integers(0, 2, s) - 1.0 for s in shapes]
 
 
-def _build_loss(model, data) -> None:
+def build_loss(model, data) -> None:
     """Let Keras make what it makes at the first call of `compute_loss`."""
     before = model.metrics_variables
     values = [ops.copy(v) for v in vectors.values(before)]

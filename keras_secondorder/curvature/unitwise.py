@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from keras import ops
 
+from keras_secondorder import vectors
 from keras_secondorder.capture import Block
 from keras_secondorder.curvature.factor import zeros_of
 
@@ -89,6 +90,10 @@ class UnitwiseBlock:
         inverse = ops.reshape(inverses[0], (-1, self.side.size, self.side.size))
         U = ops.matmul(inverse, V)[..., 0]
         return [ops.reshape(U[:, i], v.shape) for i, v in enumerate(self.variables)]
+
+    def multiply(self, v: list) -> list:
+        """`F V` within each unit, for tensors shaped like the variables."""
+        return self.precondition(v, vectors.values(self.factors), None)
 
     def rows(self, inputs: list, taps: list):
         """None: the gradient is no product of rows."""

@@ -11,6 +11,12 @@ from keras import ops
 from keras_secondorder import vectors
 from keras_secondorder.capture import check_layers
 from keras_secondorder.likelihoods import loss_weights_of
+from keras_secondorder.optimizers.step_report import (
+    CAUSES,
+    ENTRIES,
+    UNMEASURED,
+    Measured,
+)
 from keras_secondorder.solvers.damping import AdaptiveDamping
 from keras_secondorder.solvers.schedules import at_step, deserialize, serialize
 
@@ -24,12 +30,21 @@ class StepResult(NamedTuple):
         finite: Whether the step may be applied, a boolean scalar.
         state: New values of the model's and the metrics' state.
         logs: Scalars for `fit`'s logs.
+        loss: The objective on the batch, where it is to be known to a monitor, as
+            all that follows.
+        gradient: Its gradient, a list like `direction`.
+        successive: The cosine of this direction and the one before, a scalar.
+        measured: How the quadratic model compares with the loss, where it was measured.
     """
 
     direction: list
     finite: object
     state: list
     logs: dict
+    loss: object = 0.0
+    gradient: list = ()
+    successive: object = 0.0
+    measured: Measured = UNMEASURED
 
 
 class SecondOrderOptimizer(keras.optimizers.Optimizer):
@@ -70,7 +85,13 @@ class SecondOrderOptimizer(keras.optimizers.Optimizer):
             raise ValueError(_HOW_TO_USE.format(name=type(self).__name__))
         check_layers(model)
         super().build(variables)
-        self.skipped_steps = self.add_variable((), "zeros", "int32", name="skipped")
+        #: Skipped steps by cause, in the order of `step_report.CAUSES`.
+        self.skips = self.add_variable((len(CAUSES),), "zeros", "int32", name="skips")
+        #: What the last step said of itself, in the order of `step_report.ENTRIES`;
+        #: 0 stands for what was not measured yet.
+        self.last_step = self.add_variable(
+            (len(ENTRIES),), "zeros", "float32", name="last_step"
+        )
         self._laid_out = [id(v) for v in variables]
         self.build_state(model)
 
@@ -83,6 +104,11 @@ class SecondOrderOptimizer(keras.optimizers.Optimizer):
                 "belongs to another model. "
                 f"Compile the model again with a new `{type(self).__name__}()`."
             )
+
+    @property
+    def skipped_steps(self):
+        """How many steps were skipped, a scalar."""
+        return ops.sum(vectors.values([self.skips])[0])
 
     def announce(self) -> None:
         """Say once which variables fell back."""
@@ -125,6 +151,11 @@ class SecondOrderOptimizer(keras.optimizers.Optimizer):
         self._adapted = isinstance(self._damping_rule, AdaptiveDamping)
         initial = self._damping_rule.initial if self._adapted else None
         self.damping_value = self.add_scalar("damping", float(initial or 0.0))
+
+    @property
+    def damping_rule(self):
+        """What adapts `lambda`, or None where it is a number or a schedule."""
+        return self._damping_rule if self._adapted else None
 
     def damping_at(self, k, loss):
         """`lambda` of a step.

@@ -114,12 +114,17 @@ class CenteredSGD(SecondOrderOptimizer):
                     parts[k] = part.from_matrix(U)
             for j, new in zip(places, wrapper.join(parts), strict=True):
                 direction[j] = new
+        successive = 0.0
         if self.momentum:
             previous = vectors.values(self.previous)
             direction = vectors.axpy(self.momentum, previous, direction)
             finite = ops.logical_and(finite, vectors.is_finite(direction))
+            successive = vectors.cosine(direction, previous)
             vectors.assign(self.previous, direction, where=finite)
-        return StepResult(direction, finite, linear.aux.state, self.logs())
+        loss, state = linear.outputs[0], linear.aux.state
+        return StepResult(
+            direction, finite, state, self.logs(), loss, gradient, successive
+        )
 
     _needs_taps = False
 

@@ -201,5 +201,10 @@ def rows(row, count):
 
 
 def times(A, v):
-    """`A v`; `@` rather than `ops.matmul`, which turns float64 to float32 on torch."""
+    """`A v`; `@` rather than `ops.matmul`, which turns float64 to float32 on torch.
+
+    Args:
+        A: A matrix.
+        v: A vector.
+    """
     return ops.squeeze(A @ ops.expand_dims(v, 1), 1)

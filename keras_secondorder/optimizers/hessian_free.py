@@ -226,11 +226,16 @@ class HessianFree(TruncatedNewton):
         logs = {
             "cg_iterations": solution.iterations,
             "cg_iterate": chosen.number,
+            "cg_residual": ops.divide_no_nan(
+                solution.residual_norm, ops.sqrt(ops.sum(gradient * gradient))
+            ),
             "cg_status": solution.status,
         }
         # q = 1/2 x^T B x + g^T x
         carried = ((self._start, solution.x),)
-        return Trial(chosen.x, slope, 2.0 * (q - slope), change, logs, carried)
+        damped = damping * ops.sum(D * chosen.x * chosen.x)
+        curvature = 2.0 * (q - slope)
+        return Trial(chosen.x, slope, curvature, damped, change, logs, carried)
 
     @property
     def _needs_diagonal(self):

@@ -23,6 +23,7 @@ from keras_secondorder.optimizers.arguments import (
     check_together,
 )
 from keras_secondorder.optimizers.base import SecondOrderOptimizer, StepResult
+from keras_secondorder.optimizers.step_report import UNMEASURED, Measured, compare
 from keras_secondorder.solvers.damping import AdaptiveDamping, reduction_ratio
 from keras_secondorder.solvers.step_rules import (
     AdaptiveStep,
@@ -309,16 +310,19 @@ class KFAC(SecondOrderOptimizer):
             "learning_rate": step.alpha * step.learning_rate,
             "momentum": step.mu,
         }
+        measured = UNMEASURED
         if self._adapted:
             due = ops.logical_and(
                 finite, ops.equal((k + 1) % self._damping_rule.every, 0)
             )
-            self._adapt_damping(
-                due, objective, loss, quadratic_model, step, update, damping
+            measured = self._adapt_damping(
+                due, objective, loss, gradient, quadratic_model, step, update, damping
             )
             (logs["rho"],) = vectors.values([self.rho])
+        successive = vectors.cosine(direction, previous)
         vectors.assign(self.previous, direction, where=finite)
-        return StepResult(direction, finite, linear.aux.state, logs)
+        results = direction, finite, linear.aux.state, logs
+        return StepResult(*results, loss, gradient, successive, measured)
 
     def _needs_taps(self, objective) -> bool:
         rows = objective.examples if isinstance(objective.examples, int) else None
@@ -362,8 +366,8 @@ class KFAC(SecondOrderOptimizer):
         return ops.cond(due, trial, lambda: plain)
 
     def _adapt_damping(
-        self, due, objective, loss, quadratic_model, step, update, damping
-    ):
+        self, due, objective, loss, gradient, quadratic_model, step, update, damping
+    ) -> Measured:
         """The Levenberg-Marquardt rule on the reduction ratio (thesis, 6.6.5)."""
         (rho,) = vectors.values([self.rho])
 
@@ -372,11 +376,15 @@ class KFAC(SecondOrderOptimizer):
             if predicted is None:
                 Q, b = quadratic_model()([update])
                 predicted = 0.5 * Q[0, 0] + b[0]
-            rho = reduction_ratio(objective.change(update, loss), predicted)
-            return [rho, self._damping_rule.update(damping, rho)]
+            actual = objective.change(update, loss)
+            rho = reduction_ratio(actual, predicted)
+            new = self._damping_rule.update(damping, rho)
+            return [rho, new, *compare(predicted, actual, gradient, update, damping)]
 
-        after = ops.cond(due, measured, lambda: [rho, damping])
-        vectors.assign([self.rho, self.damping_value], after)
+        nan = ops.full((), float("nan"))
+        after = ops.cond(due, measured, lambda: [rho, damping, nan, nan, nan])
+        vectors.assign([self.rho, self.damping_value], after[:2])
+        return Measured(*after[2:])
 
     def get_config(self):
         """The constructor's arguments."""

@@ -8,6 +8,7 @@ from keras_secondorder.curvature.products import fisher_products, gauss_newton_p
 from keras_secondorder.optimizers.arguments import check_one_of, check_range
 from keras_secondorder.optimizers.base import StepResult
 from keras_secondorder.optimizers.flat import FlatOptimizer
+from keras_secondorder.optimizers.step_report import Measured
 from keras_secondorder.solvers import bfgs, lanczos
 from keras_secondorder.solvers.result import project_out
 
@@ -89,7 +90,7 @@ class KrylovSubspaceDescent(FlatOptimizer):
     def step(self, objective):
         """One step on one batch."""
         linear = objective.linearize()
-        _, gradient, finite = self.loss_and_gradient(objective, linear)
+        loss, gradient, finite = self.loss_and_gradient(objective, linear)
         (previous,) = vectors.values([self.previous])
 
         part = objective.part(self.curvature_fraction)
@@ -125,6 +126,7 @@ class KrylovSubspaceDescent(FlatOptimizer):
         found = bfgs(value_and_gradient, start, H0, max_iterations=self.bfgs_iterations)
         step = along(found.x)
         finite = finite & ops.all(ops.isfinite(step))
+        successive = vectors.cosine([step], [previous])
         vectors.assign([self.previous], [step], where=finite)
         logs = {
             "basis": ops.sum(ops.cast(used, "int32")),
@@ -132,7 +134,18 @@ class KrylovSubspaceDescent(FlatOptimizer):
             "bfgs_evaluations": found.evaluations,
             "bfgs_status": found.status,
         }
-        return StepResult(self.unflatten(-step), finite, linear.aux.state, logs)
+        quadratic = ops.sum(found.x * ops.reshape(T @ found.x[:, None], (-1,)))
+        predicted = ops.sum(gradient * step) + 0.5 * quadratic
+        return StepResult(
+            self.unflatten(-step),
+            finite,
+            linear.aux.state,
+            logs,
+            loss,
+            self.unflatten(gradient),
+            successive,
+            Measured(predicted, found.change, quadratic),
+        )
 
     def _subspace(self, product, gradient, previous) -> tuple:
         """`(K, K C K^T, which rows are in use)`, with the basis in the rows of `K`."""

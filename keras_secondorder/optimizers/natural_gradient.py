@@ -150,7 +150,8 @@ class NaturalGradient(TruncatedNewton):
             "solver_status": solution.status,
         }
         slope, curvature = ops.sum(gradient * step), ops.sum(step * product(step))
-        return Trial(step, slope, curvature, self.change_of(objective), logs)
+        damped = damping * ops.sum(step * step)
+        return Trial(step, slope, curvature, damped, self.change_of(objective), logs)
 
     def _metric_objective(self, objective, k):
         """The examples that the metric is measured on in this step."""

@@ -9,6 +9,7 @@ from keras_secondorder import vectors
 from keras_secondorder.optimizers.arguments import check_damping, check_range
 from keras_secondorder.optimizers.base import StepResult
 from keras_secondorder.optimizers.flat import FlatOptimizer
+from keras_secondorder.optimizers.step_report import Measured
 from keras_secondorder.solvers import backtracking_line_search
 from keras_secondorder.solvers.damping import AdaptiveDamping, reduction_ratio
 
@@ -20,6 +21,7 @@ class Trial(NamedTuple):
         step: Flat, shape `(P,)`.
         slope: `g^T step`.
         curvature: `step^T B step` of the damped model.
+        damped: The part of it that is damping.
         change: `x -> h(theta + x) - h(theta)` for a flat `x`, on the examples that
             judge a step.
         logs: Scalars for `fit`'s logs.
@@ -29,6 +31,7 @@ class Trial(NamedTuple):
     step: object
     slope: object
     curvature: object
+    damped: object
     change: Callable
     logs: dict
     carried: tuple = ()
@@ -67,6 +70,9 @@ class TruncatedNewton(FlatOptimizer):
             AdaptiveDamping(None, every=1, decay=2 / 3, minimum=1e-6, gamma_every=None)
         )
         self.rho = self.add_scalar("rho", float("nan"))
+        self.previous = self.add_variable(
+            (self.size,), "zeros", self.precision, name="previous_direction"
+        )
 
     def needs_taps(self, objective) -> bool:
         """Whether the gradient's pass records gradients at pre-activations."""
@@ -120,4 +126,16 @@ class TruncatedNewton(FlatOptimizer):
         for variable, value in trial.carried:
             vectors.assign([variable], [value], where=finite)
         logs = {"damping": damping, "rho": rho, "step_length": t, **trial.logs}
-        return StepResult(self.unflatten(direction), finite, linear.aux.state, logs)
+        successive = vectors.cosine([direction], vectors.values([self.previous]))
+        vectors.assign([self.previous], [direction], where=finite)
+        quadratic = t**2 * (trial.curvature - trial.damped)
+        return StepResult(
+            self.unflatten(direction),
+            finite,
+            linear.aux.state,
+            logs,
+            loss,
+            self.unflatten(gradient),
+            successive,
+            Measured(predicted, search.value, quadratic),
+        )

@@ -17,6 +17,7 @@ class Minimum(NamedTuple):
     Attributes:
         x: shape (n,); the best point met.
         value: f there.
+        change: f there, less f at the start.
         iterations: int32; updates of x.
         evaluations: int32; how many times f was called.
         status: int32, a `Status`: RESIDUAL (the gradient is small), NO_DECREASE,
@@ -25,6 +26,7 @@ class Minimum(NamedTuple):
 
     x: Any
     value: Any
+    change: Any
     iterations: Any
     evaluations: Any
     status: Any
@@ -168,4 +170,5 @@ def bfgs(
     (end,) = ops.while_loop(goes_on, step, (start,))
     limit = ops.full((), int(Status.MAX_ITERATIONS), dtype="int32")
     status = ops.where(end.status == int(Status.RUNNING), limit, end.status)
-    return Minimum(end.x, end.value, end.iterations, end.evaluations, status)
+    change = end.value - value0
+    return Minimum(end.x, end.value, change, end.iterations, end.evaluations, status)

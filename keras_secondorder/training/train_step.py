@@ -5,6 +5,7 @@ from keras import ops
 
 from keras_secondorder import autodiff, vectors
 from keras_secondorder.objective import Objective
+from keras_secondorder.optimizers.step_report import CAUSES, cause_of, entries_of
 
 
 def second_order_step(model, data) -> dict:
@@ -36,21 +37,31 @@ def second_order_step(model, data) -> dict:
             precision=optimizer.precision,
         )
         if isinstance(objective.examples, int) and objective.examples == 0:
-            return {**_metrics(model), **_count_skipped(optimizer, 1)}
+            empty = CAUSES.index("empty_batch")
+            return {**_metrics(model), **_count_skipped(optimizer, empty)}
         result = optimizer.step(objective)
+        skipped = _count_skipped(optimizer, _report(optimizer, result))
         vectors.assign(objective.state_variables, result.state, where=result.finite)
         with optimizer.stepping():
             _apply(outer, optimizer, model, result)
-    skipped = ops.cast(ops.logical_not(result.finite), "int32")
-    return {**_metrics(model), **result.logs, **_count_skipped(optimizer, skipped)}
+    return {**_metrics(model), **result.logs, **skipped}
 
 
-def _count_skipped(optimizer, skipped) -> dict:
-    """Add to the count of skipped steps; the log of it."""
+def _report(optimizer, result):
+    """Keep what the step says of itself; the cause where it has to be skipped."""
+    (before,) = vectors.values([optimizer.last_step])
+    entries = entries_of(result, optimizer.learning_rate, before)
+    vectors.assign([optimizer.last_step], [entries], where=result.finite)
+    return cause_of(result, entries[0])
+
+
+def _count_skipped(optimizer, cause) -> dict:
+    """Add to the counts of skipped steps; the log of their sum."""
+    one = ops.equal(ops.arange(len(CAUSES), dtype="int32"), ops.cast(cause, "int32"))
     # A new tensor: a variable cannot be among the outputs of a TensorFlow function.
-    total = vectors.values([optimizer.skipped_steps])[0] + skipped
-    optimizer.skipped_steps.assign(total)
-    return {"skipped_steps": total}
+    total = vectors.values([optimizer.skips])[0] + ops.cast(one, "int32")
+    optimizer.skips.assign(total)
+    return {"skipped_steps": ops.sum(total)}
 
 
 def _prepare(model, optimizer, x) -> None:

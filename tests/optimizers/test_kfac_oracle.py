@@ -51,6 +51,32 @@ def test_logs_equal_the_oracle(run, log, field):
     np.testing.assert_allclose(ours[log], expected, rtol=STEP_RTOL, atol=1e-7)
 
 
+def test_reports_equal_the_oracle(run):
+    """What is measured every few steps stays as it was in between."""
+    ours, reports, _ = run
+    expected, measured = [], [np.nan] * 3
+    for i, r in enumerate(reports):
+        before = reports[i - 1].update if i else np.zeros_like(r.update)
+        if not np.isnan(r.rho):
+            measured = [r.predicted, r.actual, r.quadratic]
+        expected.append(
+            [
+                np.linalg.norm(r.gradient),
+                np.linalg.norm(r.update),
+                cosine(r.update, r.gradient),
+                cosine(r.update, before),
+                *measured,
+            ]
+        )
+    # The cosine of the first step is 0, which stands for what is not known.
+    expected[0][3] = np.nan
+    np.testing.assert_allclose(ours["reports"], expected, rtol=3e-3, atol=1e-6)
+
+
+def cosine(u, v):
+    return u @ v / max(np.linalg.norm(u) * np.linalg.norm(v), 1e-30)
+
+
 def test_first_factors_are_the_first_batch_r6(run):
     """R6: no trace of an initial identity in the first step's factors."""
     ours, _, first = run

@@ -24,7 +24,7 @@ import keras_secondorder as kso
 
 def everything(model):
     """Weights, seeds and optimizer state, without the count of skipped steps."""
-    skipped = model.optimizer.skipped_steps
+    skipped = model.optimizer.skips
     variables = [v for v in model.optimizer.variables if v is not skipped]
     return arrays([*model.weights, *model.non_trainable_variables, *variables])
 

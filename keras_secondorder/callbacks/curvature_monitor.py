@@ -1,0 +1,334 @@
+"""A callback that shows the curvature of training, in TensorBoard and without it."""
+
+import collections
+import math
+import pathlib
+import time
+import warnings
+
+import keras
+from keras import ops
+
+from keras_secondorder.callbacks.batch import arguments_of_fit, first_rows
+from keras_secondorder.callbacks.budget import Purse, Task
+from keras_secondorder.callbacks.event_file import EventFile
+from keras_secondorder.callbacks.looks import Looks
+from keras_secondorder.callbacks.records import Records, as_frame
+from keras_secondorder.callbacks.step_times import StepTimes, intervals_of
+from keras_secondorder.diagnostics import has_blocks
+from keras_secondorder.diagnostics.pictures import has_matplotlib
+from keras_secondorder.optimizers.base import SecondOrderOptimizer
+
+# How the overhead is shared out.
+SHARES = {"step": 0.2, "layers": 0.2, "pictures": 0.2, "network": 0.4}
+SECONDS_PER_CUBE = 8e-11  # of the eigenvalues of a factor, per cube of its side
+# Of a first measurement of the network at least, on one core.
+FIRST_SECONDS = {"jax": 5.0, "tensorflow": 3.0, "torch": 0.5}
+PICTURE_SECONDS = 0.3
+# Products with a matrix of the network that each measurement takes, roughly.
+PRODUCTS = {"hessian": 80, "gauss_newton": 80, "density": 50, "noise": 10, "errors": 20}
+
+
+class CurvatureMonitor(keras.callbacks.Callback):
+    """Shows what a second-order optimizer does, and the curvature it works on.
+
+    It writes four groups: "Step" (optimizers of this package), "Layers" (`KFAC`),
+    "Network" (any optimizer) and "Text". `docs/reading_the_dials.md` says how to read
+    them. It changes nothing about training: the weights are the same, bit for bit.
+
+    Args:
+        log_dir: Folder of TensorBoard's logs; the run is its subfolder "curvature".
+            None: nothing is written.
+        data: `(x, y)` or `(x, y, sample_weight)`, arrays: the fixed batch on which
+            the network's curvature is measured. None: the first rows of the arrays that
+            `fit` was given.
+        rows: Most examples of it that are used.
+        step_every: Steps between two points of "Step".
+        layers_every: Steps between two points of "Layers".
+        network_every: Epochs between two measurements of "Network"; 0 for none.
+        top: Number of eigenvalues of the Hessian and the Gauss-Newton matrix.
+        pictures: Whether to draw factors and the spectral density, where matplotlib is.
+        max_overhead: Seconds for each second of training, between 0 and 1, kept by
+            spacing out what is expensive; None: no limit, all intervals as given.
+        seed: Seed of random vectors.
+
+    Raises:
+        ImportError: `log_dir` is given and tensorboard is not installed.
+        ValueError: A number is out of its range.
+
+    Example:
+        >>> import keras, keras_secondorder as kso
+        >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        >>> model.compile(optimizer=kso.KFAC(), loss="mse")
+        >>> x = keras.random.normal((64, 4), seed=0)
+        >>> monitor = kso.callbacks.CurvatureMonitor(step_every=1, max_overhead=None)
+        >>> history = model.fit(x, x[:, :1], callbacks=[monitor], verbose=0)
+        >>> history.history["Step/damping"] == [monitor.latest()["Step/damping"]]
+        True
+    """
+
+    def __init__(
+        self,
+        log_dir=None,
+        data=None,
+        rows: int = 256,
+        step_every: int = 10,
+        layers_every: int = 200,
+        network_every: int = 1,
+        top: int = 5,
+        pictures: bool = True,
+        max_overhead: float | None = 0.1,
+        seed: int = 0,
+    ):
+        super().__init__()
+        for name, value, least in (
+            ("rows", rows, 2),
+            ("step_every", step_every, 1),
+            ("layers_every", layers_every, 1),
+            ("network_every", network_every, 0),
+            ("top", top, 1),
+        ):
+            if value < least:
+                raise ValueError(
+                    f"`{name}` must be at least {least}. Received {name}={value}."
+                )
+        if max_overhead is not None and not 0 < max_overhead <= 1:
+            raise ValueError(
+                "`max_overhead` must be above 0 and at most 1, or None for no limit. "
+                f"Received max_overhead={max_overhead}."
+            )
+        self.folder = None
+        if log_dir is not None:
+            self.folder = pathlib.Path(log_dir) / "curvature"
+            EventFile.check()
+        self.data, self.rows = data, rows
+        self.step_every, self.layers_every = step_every, layers_every
+        self.network_every, self.top = network_every, top
+        self.pictures = pictures and has_matplotlib()
+        self.max_overhead, self.seed = max_overhead, seed
+        # Keras may hand the logs of a batch over in another thread, while the next step
+        # is being computed: they are only put down there. Everything else is done
+        # between two steps.
+        self.async_safe = True
+        self._records = Records()
+        self._arrived = collections.deque()
+        self._work = 0.0
+
+    # --- what it found ----------------------------------------------------------------
+
+    def frame(self):
+        """All numbers so far, a row for each step that has any.
+
+        Returns:
+            A pandas frame where pandas is installed, else a dictionary of lists; NaN
+            where a step has no value.
+        """
+        return as_frame(self._records.columns())
+
+    def latest(self) -> dict:
+        """The last value of each number, by tag."""
+        return self._records.latest()
+
+    # --- Keras's callbacks ------------------------------------------------------------
+
+    def set_model(self, model):
+        """Remember the model; `self.model` would bring its variables up to date."""
+        super().set_model(model)
+        self._watched = model
+
+    def on_train_begin(self, logs=None):
+        """Open the file and plan the tasks."""
+        model = self.model
+        self._optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+        self._second_order = isinstance(self._optimizer, SecondOrderOptimizer)
+        self._step = int(ops.convert_to_numpy(self._optimizer.iterations))
+        self._work, self._training, self._mark, self._compilation = 0.0, 0.0, None, None
+        self._arrived.clear()
+        self._wanted, self._metrics, self._last_logs = set(), None, (None, None)
+        rule = intervals_of(self._optimizer) if self._second_order else {}
+        self._times = StepTimes(rule)
+        data = arguments_of_fit(model) if self.data is None else self.data
+        batch = first_rows(data, self.rows)
+        self._records.file = EventFile(self.folder) if self.folder else None
+        self._looks = Looks(
+            model,
+            self._optimizer,
+            batch,
+            self._records,
+            self.top,
+            self.seed,
+            self.pictures,
+        )
+        self._plan_tasks(network=self.network_every > 0 and batch is not None)
+        if self._records.file is not None:
+            self._looks.texts(self._step, sorted({t.group for t in self._tasks}))
+            self._records.file.flush()
+
+    def on_epoch_begin(self, epoch, logs=None):
+        """Start counting batches."""
+        self._mark, self._before_epoch = None, self._step
+        self._times.pause()
+
+    def on_train_batch_begin(self, batch, logs=None):
+        """Between two steps: look at what is due."""
+        if batch > 0:
+            self._stop_clock()
+            self._step = self._before_epoch + batch
+            self._look()
+        self._mark = time.perf_counter()
+
+    def on_train_batch_end(self, batch, logs=None):
+        """Put the logs down; it may be another thread's turn."""
+        step = self._before_epoch + batch + 1
+        self._arrived.append((step, time.perf_counter() - self._work, logs))
+
+    def on_test_begin(self, logs=None):
+        """Validation inside `fit` is no training time."""
+        self._stop_clock()
+
+    def on_epoch_end(self, epoch, logs=None):
+        """Look at what is due at the end of an epoch; put the numbers in History."""
+        self._stop_clock()
+        if self._arrived:
+            self._step = max(self._step, self._arrived[-1][0])
+        if self.network_every and (epoch + 1) % self.network_every == 0:
+            for task in self._network_tasks:
+                task.ask()
+        self._look()
+        start = time.perf_counter()
+        if self._second_order and self._times.seconds:
+            shares = {**self._times.shares(), "monitor": self.overhead}
+            values = {f"Step/time_share/{part}": s for part, s in shares.items()}
+            values["Step/seconds"] = self._times.seconds
+            self._records.scalars(self._step, values)
+        self._extend_history(epoch)
+        if self._records.file is not None:
+            self._records.file.flush()
+        self._work += time.perf_counter() - start
+
+    def on_train_end(self, logs=None):
+        """Close the file, and say what there was no time for."""
+        if self._records.file is not None:
+            self._records.file.close()
+            self._records.file = None
+        missing = [task.name for task in self._tasks if not task.runs]
+        if missing:
+            warnings.warn(
+                f"CurvatureMonitor had no time for: {', '.join(missing)}. Received "
+                f"max_overhead={self.max_overhead} for {self._training:.0f} s of "
+                "training. Raise it, or train for longer.",
+                stacklevel=2,
+            )
+        self._looks = None
+
+    @property
+    def overhead(self) -> float:
+        """Seconds of its own work for each second of training."""
+        return self._work / self._training if self._training else 0.0
+
+    # --- when -------------------------------------------------------------------------
+
+    def _stop_clock(self):
+        """Add the time since the last batch began to that of training."""
+        if self._mark is None:
+            return
+        seconds = time.perf_counter() - self._mark
+        self._mark = None
+        if self._compilation is None:
+            self._compilation = seconds  # the first step: mostly compilation
+        else:
+            self._training += seconds
+
+    def _plan_tasks(self, network: bool):
+        looks, limit, self._tasks = self._looks, self.max_overhead, []
+        purses = {
+            name: Purse(None if limit is None else share * limit)
+            for name, share in SHARES.items()
+        }
+        blocks = has_blocks(self._optimizer)
+
+        def plan(group, name, look, purse, guess, every=None):
+            self._tasks.append(Task(group, name, look, purses[purse], guess, every))
+
+        if self._second_order:
+            plan("Step", "steps", self._look_at_step, "step", 0.0, self.step_every)
+        if blocks:
+            factors = [f for b in self._optimizer.blocks for f in b.factors]
+            cubes = sum(math.prod(f.shape) * f.shape[-1] for f in factors)
+            guess = SECONDS_PER_CUBE * cubes + 0.01
+            every = self.layers_every
+            plan("Layers", "layers", looks.layers, "layers", guess, every)
+            if self.pictures and self._records.file is not None:
+                # One layer at a time: pictures are what takes longest.
+                every = max(1, self.layers_every // len(self._optimizer.blocks))
+                guess, look = PICTURE_SECONDS, looks.picture
+                plan("Layers", "pictures", look, "pictures", guess, every)
+        first = len(self._tasks)
+        for name in PRODUCTS if network else ():
+            if name != "errors" or blocks:
+                plan("Network", name, getattr(looks, name), "network", 0.0)
+        self._network_tasks = self._tasks[first:]
+
+    def _look(self):
+        """Run the tasks that are due and can be paid for."""
+        start = time.perf_counter()
+        self._take_logs()
+        for task in self._network_tasks:
+            if not task.runs:
+                # Products that cost half a step each, and functions to compile: that
+                # takes as long as the first step did, unless it was compiled before.
+                products = 0.5 * PRODUCTS[task.name] * self._times.seconds
+                first = FIRST_SECONDS[keras.config.backend()]
+                task.guess(max(2.0 * (self._compilation or 0.0), first) + products)
+        due = [task for task in self._tasks if task.due(self._step, self._training)]
+        if due:
+            _ = self.model  # on JAX, this brings the variables up to date
+            self._work += time.perf_counter() - start
+            # The step may still be running, which is training's time and not ours.
+            waiting = time.perf_counter()
+            ops.convert_to_numpy(self._optimizer.iterations)
+            start = time.perf_counter()
+            self._training += start - waiting
+            for task in due:
+                if task.due(self._step, self._training):  # others may have paid since
+                    task.run(self._step, time.perf_counter)
+            self._take_logs()
+        self._work += time.perf_counter() - start
+
+    def _look_at_step(self, step: int):
+        if self._metrics is None:  # here, where the metrics have their values
+            self._metrics = self._watched.get_metrics_result()
+        self._looks.step(step)
+        arrived, logs = self._last_logs
+        if arrived == step:
+            self._keep_logs(step, logs)
+        else:
+            self._wanted.add(step)
+
+    def _take_logs(self):
+        """Take what arrived since the last look."""
+        while self._arrived:
+            step, moment, logs = self._arrived.popleft()
+            self._times.finished(step - 1, moment)
+            self._last_logs = step, logs
+            if step in self._wanted:
+                self._keep_logs(step, logs)
+
+    def _keep_logs(self, step, logs):
+        self._wanted.discard(step)
+        own = [name for name in logs if name not in self._metrics]
+        values = {f"Step/{name}": logs[name] for name in own}
+        if "Step/learning_rate" not in values:
+            rate = ops.convert_to_numpy(self._optimizer.learning_rate)
+            values["Step/learning_rate"] = rate
+        self._records.scalars(step, values)
+
+    def _extend_history(self, epoch):
+        history = self._watched.history
+        if not isinstance(history, keras.callbacks.History):
+            return
+        for tag, value in self.latest().items():
+            values = history.history.setdefault(tag, [])
+            # Keras adds this epoch to the others only after this callback.
+            values += [float("nan")] * (len(history.epoch) - len(values))
+            values.append(value)
