@@ -271,7 +271,6 @@ class Kfac:
         norm_constraint: Bound of the trust-region rule.
         damping_every: T1, or None for a fixed `lambda`.
         gamma_every: T2, or None for `gamma = sqrt(lambda)`.
-        form: "factored" and "exact" Tikhonov damping of `A (x) G`, or "corrected".
     """
 
     def __init__(
@@ -284,9 +283,7 @@ class Kfac:
         norm_constraint=None,
         damping_every=None,
         gamma_every=None,
-        form="factored",
     ):
-        self.form, self.corrected = form, [None] * len(layers)
         self.layers, self.kind = layers, kind
         self.damping, self.gamma = damping, np.sqrt(damping)
         self.learning_rate, self.momentum = learning_rate, momentum
@@ -303,7 +300,6 @@ class Kfac:
         grad = gradient(layers, kind, x, y, w)
         curvature = fisher(layers, kind, x, w) + np.diag(self.damping + eta)
         self._average(self._statistics(x, w))
-        self._correct(fisher(layers, kind, x, w))
         if self.gamma_every is None:
             self.gamma = np.sqrt(self.damping)
             candidates = [self.gamma]
@@ -352,19 +348,6 @@ class Kfac:
             for old, fresh in zip(self.average, new, strict=True)
         ]
 
-    def _correct(self, F):
-        """Eigenvectors and the moments along them, `(W, s)` with `W s W^T = F`."""
-        eps, end = min(1.0 - 1.0 / self.steps, MAX_DECAY), 0
-        for i, (A, G) in enumerate(self.average):
-            start, end = end, end + len(A) * len(G)
-            (a, U), (g, V) = np.linalg.eigh(A), np.linalg.eigh(G)
-            W, s = np.kron(U, V), np.kron(a, g)
-            if self.corrected[i] is not None:
-                old, before = self.corrected[i]
-                new = np.diag(old.T @ F[start:end, start:end] @ old)
-                s = np.diag(W.T @ old * (eps * before + (1.0 - eps) * new) @ old.T @ W)
-            self.corrected[i] = W, s
-
     def _gamma_candidates(self):
         if self.steps == 1 or (self.steps - 1) % self.gamma_every:
             return [self.gamma]
@@ -373,18 +356,9 @@ class Kfac:
 
     def _precondition(self, grad, gamma):
         blocks = []
-        for layer, (A, G), (W, s), V in zip(
-            self.layers,
-            self.average,
-            self.corrected,
-            split(grad, self.layers),
-            strict=True,
+        for layer, (A, G), V in zip(
+            self.layers, self.average, split(grad, self.layers), strict=True
         ):
-            F = {"exact": np.kron(A, G), "corrected": W * s @ W.T}.get(self.form)
-            if F is not None:
-                ridge = (gamma**2 + 2.0 * layer.l2) * np.eye(len(F))
-                blocks.append(np.linalg.solve(F + ridge, V.ravel()))
-                continue
             A_inverse, G_inverse = damped_inverses(
                 A, G, np.sqrt(gamma**2 + 2.0 * layer.l2)
             )

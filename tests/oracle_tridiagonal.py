@@ -65,9 +65,6 @@ class Kfac(oracle.Kfac):
     def _statistics(self, x, w):
         return moments(self.layers, self.kind, x, w)
 
-    def _correct(self, F):
-        """Nothing: the eigenvalues are not corrected."""
-
     def _precondition(self, grad, gamma):
         etas = [2.0 * layer.l2 for layer in self.layers]
         return inverse(damped(self.average, gamma, etas)) @ grad

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import keras
 import numpy as np
 import oracle
+import oracle_eigenbasis
 import oracle_tridiagonal
 
 import keras_secondorder as kso
@@ -233,14 +234,14 @@ class KfacCase(NamedTuple):
             quadratic_fraction=1.0,
             statistics_every=1,
             inverse_every=1,
-            **FORMS[o.get("form", "factored")],
+            **FORMS[o.get("form", "factored")][0],
         )
 
     def expected(self):
         """The oracle of the same steps."""
-        tridiagonal = self.options.get("form") == "tridiagonal"
-        form = oracle_tridiagonal.Kfac if tridiagonal else oracle.Kfac
-        return form(oracle_layers(self.model()), self.kind, **self.options)
+        options = {k: v for k, v in self.options.items() if k != "form"}
+        _, form = FORMS[self.options.get("form", "factored")]
+        return form(oracle_layers(self.model()), self.kind, **options)
 
     def targets(self, batch):
         """`(for Keras, for the oracle)`."""
@@ -255,11 +256,15 @@ class KfacCase(NamedTuple):
         return batch.classes, batch.one_hot
 
 
+# Arguments of the package's `KFAC`, and the oracle of the same form.
 FORMS = {
-    "factored": {},
-    "tridiagonal": {"approximation": "block_tridiagonal"},
-    "exact": {"tikhonov": "exact"},
-    "corrected": {"approximation": "eigenvalue_corrected", "tikhonov": "exact"},
+    "factored": ({}, oracle.Kfac),
+    "tridiagonal": ({"approximation": "block_tridiagonal"}, oracle_tridiagonal.Kfac),
+    "exact": ({"tikhonov": "exact"}, oracle_eigenbasis.ExactKfac),
+    "corrected": (
+        {"approximation": "eigenvalue_corrected", "tikhonov": "exact"},
+        oracle_eigenbasis.CorrectedKfac,
+    ),
 }
 
 

@@ -183,7 +183,14 @@ class DenseNewton(FlatOptimizer):
         for variable, value in carried:
             vectors.assign([variable], [value], where=finite)
         logs = {"damping": before, "rho": rho, "trials": number}
-        return StepResult(self.unflatten(-x), finite, linear.aux.state, logs)
+        return StepResult(
+            self.unflatten(-x),
+            finite,
+            linear.aux.state,
+            logs,
+            loss,
+            self.unflatten(gradient),
+        )
 
 
 def rows(row, count):

@@ -95,7 +95,7 @@ class DiagonalGaussNewton(FlatOptimizer):
         """One step on one batch."""
         k = ops.cast(self.iterations, "int32")
         linear = objective.linearize()
-        _, gradient, finite = self.loss_and_gradient(objective, linear)
+        loss, gradient, finite = self.loss_and_gradient(objective, linear)
         part = objective.part(self.curvature_fraction)
         d = self.flatten(
             curvature_diagonal(
@@ -115,4 +115,11 @@ class DiagonalGaussNewton(FlatOptimizer):
         damping = ops.cast(at_step(self.damping, k), self.precision)
         direction = gradient / (D + eta + damping)
         logs = {"largest_curvature": ops.max(D), "mean_curvature": ops.mean(D)}
-        return StepResult(self.unflatten(direction), finite, linear.aux.state, logs)
+        return StepResult(
+            self.unflatten(direction),
+            finite,
+            linear.aux.state,
+            logs,
+            loss,
+            self.unflatten(gradient),
+        )

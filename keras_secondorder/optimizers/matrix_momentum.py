@@ -88,7 +88,7 @@ class MatrixMomentum(FlatOptimizer):
         """One step on one batch."""
         k = ops.cast(self.iterations, "int32")
         linear = objective.linearize()
-        _, g, finite = self.loss_and_gradient(objective, linear)
+        loss, g, finite = self.loss_and_gradient(objective, linear)
         C = gauss_newton_products(objective)
 
         def product(v):
@@ -109,7 +109,14 @@ class MatrixMomentum(FlatOptimizer):
         for variable, value in [*carried, (self.velocity, v)]:
             vectors.assign([variable], [value], where=finite)
         logs = {"epsilon": epsilon, "velocity": ops.sqrt(ops.sum(v * v))}
-        return StepResult(self.unflatten(-v), finite, linear.aux.state, logs)
+        return StepResult(
+            self.unflatten(-v),
+            finite,
+            linear.aux.state,
+            logs,
+            loss,
+            self.unflatten(g),
+        )
 
     def _follow_top(self, product, k) -> tuple:
         """The top eigenvector and its value, a power iteration or ten later."""

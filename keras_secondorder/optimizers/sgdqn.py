@@ -72,7 +72,7 @@ class SGDQN(FlatOptimizer):
         """One step on one batch."""
         k = ops.cast(self.iterations, "int32")
         linear = objective.linearize()
-        _, g, finite = self.loss_and_gradient(objective, linear)
+        loss, g, finite = self.loss_and_gradient(objective, linear)
         B, updates = vectors.values([self.scaling, self.updates])
         rate = ops.cast(ops.convert_to_tensor(self.learning_rate), self.precision)
         direction = B * g  # before `B` is assigned: PyTorch does so in place
@@ -94,7 +94,14 @@ class SGDQN(FlatOptimizer):
         finite = finite & vectors.is_finite(list(new))
         vectors.assign([self.scaling, self.updates], list(new), where=finite)
         logs = {"mean_scaling": ops.mean(new[0])}
-        return StepResult(self.unflatten(direction), finite, linear.aux.state, logs)
+        return StepResult(
+            self.unflatten(direction),
+            finite,
+            linear.aux.state,
+            logs,
+            loss,
+            self.unflatten(g),
+        )
 
     def _gradient_at(self, objective, s):
         """The flat gradient at `theta + s`, on the same batch and the same masks."""

@@ -78,7 +78,7 @@ class StochasticMetaDescent(FlatOptimizer):
     def step(self, objective):
         """One step on one batch."""
         linear = objective.linearize()
-        _, g, finite = self.loss_and_gradient(objective, linear)
+        loss, g, finite = self.loss_and_gradient(objective, linear)
         C = gauss_newton_products(objective)
         p, v = vectors.values([self.rates, self.trace])
         Cv = self.flatten(C.product(self.unflatten(v)))
@@ -90,4 +90,11 @@ class StochasticMetaDescent(FlatOptimizer):
         finite = finite & vectors.is_finite([p_new, v_new])
         vectors.assign([self.rates, self.trace], [p_new, v_new], where=finite)
         logs = {"mean_rate": ops.mean(p_new), "largest_rate": ops.max(p_new)}
-        return StepResult(self.unflatten(direction), finite, linear.aux.state, logs)
+        return StepResult(
+            self.unflatten(direction),
+            finite,
+            linear.aux.state,
+            logs,
+            loss,
+            self.unflatten(g),
+        )

@@ -108,7 +108,8 @@ class TONGA(TruncatedNewton):
         step = -self._solve(X, gradient, damping)
         slope = ops.sum(gradient * step)  # and step^T (C + lambda I) step = -slope
         change = self.change_of(objective)
-        return Trial(step, slope, -slope, change, {}, ((self.X, X),))
+        damped = damping * ops.sum(step * step)
+        return Trial(step, slope, -slope, damped, change, {}, ((self.X, X),))
 
     def _with_batch(self, objective, k):
         """`X` of this step."""

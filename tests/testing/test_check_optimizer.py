@@ -42,7 +42,11 @@ FIRST_ORDER = ("acp", "centered", "natural network")
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_ours_keep_it(name):
     steps = 60 if name in FIRST_ORDER else 30
-    check_optimizer(OPTIMIZERS[name], steps, steps)
+    if name in FIRST_ORDER and keras.config.backend() != "torch":
+        check_config(OPTIMIZERS[name])  # a compilation less for each
+        check_resume(OPTIMIZERS[name])
+    else:
+        check_optimizer(OPTIMIZERS[name], steps, steps)
 
 
 def test_it_serves_keras_optimizers_as_well():
