@@ -67,10 +67,11 @@ def entries_of(result, learning_rate, before):
     Returns:
         Tensor of shape `(len(ENTRIES),)`, float32.
     """
-    g, d = vectors.norm(result.gradient), vectors.norm(result.direction)
-    downhill = 0.0
-    if result.gradient:
-        downhill = vectors.dot(result.gradient, result.direction)
+    # In float32: a model in float64 has steps in float64.
+    gradient = [ops.cast(t, "float32") for t in result.gradient]
+    direction = [ops.cast(t, "float32") for t in result.direction]
+    g, d = vectors.norm(gradient), vectors.norm(direction)
+    downhill = vectors.dot(gradient, direction) if gradient else 0.0
     measured = ops.stack([ops.cast(m, "float32") for m in result.measured])
     kept = before[-len(result.measured) :]
     lr = ops.cast(learning_rate, "float32")
