@@ -37,6 +37,8 @@ class ChainedBlock(KroneckerBlock):
         Martens (2016), thesis, section 6.4.3.
     """
 
+    inverts_moments = False
+
     def __init__(self, plan: Block, add_variable: Callable, sharing: str = "expand"):
         super().__init__(plan, add_variable, sharing)
         name, own, other = plan.layer_name, plan.wrapper, plan.successor

@@ -35,6 +35,7 @@ class EigenbasisBlock(KroneckerBlock):
 
     kept = "basis"
     has_eigenvalues = True
+    inverts_moments = False
 
     def __init__(self, plan: Block, add_variable: Callable, sharing: str = "expand"):
         super().__init__(plan, add_variable, sharing)

@@ -48,6 +48,8 @@ class KroneckerBlock:
 
     #: What is kept of each factor, for the names of the variables.
     kept = "inverse"
+    #: Whether `inverses` are those of the damped `moments`.
+    inverts_moments = True
     #: Whether a number for each weight is kept besides, which the memory plan counts.
     has_eigenvalues = False
 
@@ -86,6 +88,11 @@ class KroneckerBlock:
     @property
     def factors(self) -> list:
         """The running statistics, variables `[A, G]`; all A first for several maps."""
+        return self.moments
+
+    @property
+    def moments(self) -> list:
+        """The second moments among the statistics, `[A, G]`, in any form of block."""
         return [*self._A, *self._G]
 
     @property
@@ -155,12 +162,16 @@ class KroneckerBlock:
 
     def systems(self, factors: list, gamma, eta: float) -> tuple:
         """`(matrices, dampings)` whose damped inverses are this block's `inverses`."""
+        return factors, self.dampings_of(factors, gamma, eta)
+
+    def dampings_of(self, moments: list, gamma, eta: float) -> list:
+        """What factored damping adds to each of the values of `moments`."""
         count = len(self.parts)
         pairs = [
-            self.dampings(factors[i], factors[count + i], gamma, eta, i)
+            self.dampings(moments[i], moments[count + i], gamma, eta, i)
             for i in range(count)
         ]
-        return factors, [p[0] for p in pairs] + [p[1] for p in pairs]
+        return [p[0] for p in pairs] + [p[1] for p in pairs]
 
     def precondition(self, gradient: list, inverses: list, damping, rows=None) -> list:
         """`A^-1 V G^-1` for the gradient of this block.
@@ -190,7 +201,7 @@ class KroneckerBlock:
 
     def multiply(self, v: list) -> list:
         """`A V G` with the running factors, for tensors shaped like the variables."""
-        return self.precondition(v, vectors.values(self.factors), None)
+        return KroneckerBlock.precondition(self, v, vectors.values(self.moments), None)
 
     # --- a gradient that is known as rows -------------------------------------------
 

@@ -37,10 +37,16 @@ class UnitwiseBlock:
         self.F = zeros_of(self.side, add_variable, f"{name}_F")
         self.F_inverse = zeros_of(self.side, add_variable, f"{name}_F_inverse")
 
+    #: Whether `inverses` are those of the damped `moments`.
+    inverts_moments = True
+
     @property
     def factors(self) -> list:
         """The running statistics, variables `[F]`."""
         return [self.F]
+
+    #: The second moments among the statistics: all of them.
+    moments = factors
 
     @property
     def inverses(self) -> list:
@@ -71,7 +77,11 @@ class UnitwiseBlock:
 
     def systems(self, factors: list, gamma, eta: float) -> tuple:
         """`(matrices, dampings)` whose damped inverses are this block's `inverses`."""
-        return factors, [gamma**2 + eta]
+        return factors, self.dampings_of(factors, gamma, eta)
+
+    def dampings_of(self, moments: list, gamma, eta: float) -> list:
+        """What is added to the values of `moments`."""
+        return [gamma**2 + eta]
 
     def precondition(self, gradient: list, inverses: list, damping, rows=None) -> list:
         """`F^-1 V` within each unit.

@@ -18,9 +18,10 @@ class Factor(NamedTuple):
     Attributes:
         name: "A", "G", "F" or "D"; with a number where a layer has several.
         eigenvalues: NumPy array, ascending.
-        damping: What is added to each of them, an array like it.
+        damping: What is added to each of them, an array like it; 0 where the damping
+            is added to the product of A and G instead.
         matrix: The factor as it is stored.
-        inverse: The inverse that the optimizer uses, or None.
+        inverse: The inverse that the optimizer uses, or None where it keeps others.
     """
 
     name: str
@@ -114,18 +115,24 @@ def layers(optimizer, index: int | None = None) -> list[Layer]:
             name = f"{name}/{plan.variables[0].name}"
             found.append(Layer(name, plan.kind, [factor], None))
             continue
-        values = vectors.values(block.factors)
-        dampings = [_array(d) for d in block.systems(values, gamma, eta)[1]]
+        values = vectors.values(block.moments)
+        dampings = [_array(d) for d in block.dampings_of(values, gamma, eta)]
+        if optimizer.tikhonov == "exact" and plan.kind == "kronecker":
+            dampings = [0.0 * d for d in dampings]  # it is added to their product
+        inverses = vectors.values(block.inverses)
+        if not block.inverts_moments:
+            inverses = [None] * len(values)
         sides = [pair[i] for i in range(len(block.sides[0])) for pair in block.sides]
         factors = [
             _factor(label, _array(matrix), damping, side, inverse)
             for label, matrix, damping, side, inverse in zip(
-                _labels(plan), values, dampings, sides, block.inverses, strict=True
+                _labels(plan), values, dampings, sides, inverses, strict=True
             )
         ]
         pi = None
         if plan.kind == "kronecker" and len(factors) == 2 and dampings[0].size == 1:
-            pi = float(np.sqrt(dampings[0] / dampings[1]))
+            A, G = dampings
+            pi = float(np.sqrt(A / G)) if A > 0 and G > 0 else None
         found.append(Layer(name, plan.kind, factors, pi))
     return found
 
@@ -181,7 +188,8 @@ def _factor(name, matrix, damping, side, inverse) -> Factor:
     e = factor_eigenvalues(matrix, side)
     damping = np.repeat(damping.reshape(-1), e.size // damping.size)
     order = np.argsort(e, kind="stable")
-    return Factor(name, e[order], damping[order], matrix, _array(inverse))
+    inverse = None if inverse is None else _array(inverse)
+    return Factor(name, e[order], damping[order], matrix, inverse)
 
 
 def _labels(plan) -> list:

@@ -1,0 +1,51 @@
+"""Every form of K-FAC can be looked at: its moments, and `A V G`."""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import keras_secondorder as kso
+from keras_secondorder.curvature import APPROXIMATIONS
+from keras_secondorder.diagnostics.layers import gains, layers
+
+X = np.random.default_rng(0).normal(size=(48, 5)).astype("float32")
+FORMS = [*({"approximation": name} for name in APPROXIMATIONS), {"tikhonov": "exact"}]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda f: next(iter(f.values())))
+def test_moments_products_and_the_report(form, capsys):
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [
+            keras.Input((5,)),
+            keras.layers.Dense(4, activation="tanh"),
+            keras.layers.LayerNormalization(),
+            keras.layers.Dense(3, activation="tanh"),
+            keras.layers.Dense(2),
+        ]
+    )
+    optimizer = kso.KFAC(damping=0.3, **form)
+    model.compile(optimizer=optimizer, loss="mse")
+    monitor = kso.callbacks.CurvatureMonitor(max_overhead=None)
+    model.fit(X, X[:, :2], batch_size=24, epochs=2, verbose=0, callbacks=[monitor])
+    assert f"Layers/{model.layers[0].name}/A_condition" in monitor.latest()
+    assert all(np.isfinite(v) for v in monitor.latest().values())
+    found = layers(optimizer)
+    blocks = [b for b in optimizer.blocks if b.factors]
+    assert len(found) == len(blocks) == 4
+    v = [ops.ones(w.shape) for w in model.trainable_variables]
+    product = iter(optimizer.curvature.multiply(v))
+    for layer, block in zip(found, blocks, strict=True):
+        ours = [ops.convert_to_numpy(next(product)) for _ in block.variables]
+        if layer.kind != "kronecker":
+            continue
+        A, G = (factor.matrix for factor in layer.factors)
+        for factor in layer.factors:
+            right = np.linalg.eigvalsh(factor.matrix)
+            np.testing.assert_allclose(factor.eigenvalues, right, atol=1e-6)
+        right = A @ np.ones((len(A), len(G))) @ G
+        np.testing.assert_allclose(np.vstack(ours), right, rtol=1e-4, atol=1e-6)
+    assert set(gains(optimizer, v)) == {layer.name for layer in found}
+    kso.diagnostics.report(model, X, X[:, :2])
+    assert "dense" in capsys.readouterr().out
