@@ -1,5 +1,6 @@
 """Spacing out what costs time, so that all of it stays below a share of training."""
 
+import warnings
 from collections.abc import Callable
 
 
@@ -64,7 +65,7 @@ class Task:
         return wanted and self._purse.allows(self._cost, training)
 
     def run(self, step: int, clock: Callable) -> None:
-        """Run, and pay for it.
+        """Run, and pay for it; what fails is a warning, and not asked for again.
 
         Args:
             step: Steps taken.
@@ -73,6 +74,13 @@ class Task:
         start = clock()
         try:
             self._run(step)
+        except Exception as error:  # training goes on, whatever could not be measured
+            self._every = None
+            warnings.warn(
+                f"CurvatureMonitor leaves out '{self.name}' from step {step} on, which "
+                f"failed: {error}",
+                stacklevel=2,
+            )
         finally:
             seconds = clock() - start
             self._purse.spent += seconds

@@ -89,7 +89,12 @@ def fisher_products(objective: Objective, network=None, structural=None) -> Prod
     """
     network = network or objective.linearize_network()
     outputs, (weights, _) = network.outputs, network.aux
-    curves = objective.curves(outputs, weights)
+    curves = [
+        c._replace(
+            likelihood=c.likelihood.at(by_position(outputs[c.output], c.weights))
+        )
+        for c in objective.curves(outputs, weights)
+    ]
 
     def product(v):
         tangents = network.push(v)

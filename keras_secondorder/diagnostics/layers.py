@@ -6,6 +6,7 @@ import numpy as np
 from keras import ops
 
 from keras_secondorder import vectors
+from keras_secondorder.curvature import BlockDiagonal
 from keras_secondorder.diagnostics.measures import effective_rank
 
 # Eigenvalues below this share of the largest are rounding errors of float32.
@@ -84,7 +85,8 @@ class Layer(NamedTuple):
 
 def has_blocks(optimizer) -> bool:
     """Whether an optimizer keeps curvature blocks to look at."""
-    return optimizer.built and hasattr(optimizer, "blocks")
+    curvature = getattr(optimizer, "curvature", None)
+    return optimizer.built and isinstance(curvature, BlockDiagonal)
 
 
 def layers(optimizer, index: int | None = None) -> list[Layer]:

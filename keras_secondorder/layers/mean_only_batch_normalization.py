@@ -14,6 +14,8 @@ class MeanOnlyBatchNormalization(keras.layers.Layer):
     inference:   y = x - moving_mean + beta
     ```
 
+    A frozen layer is in inference mode, as in Keras.
+
     Args:
         axis: The axis of the features; the mean is over all others.
         momentum: Weight of the past in the moving mean.
@@ -57,7 +59,7 @@ class MeanOnlyBatchNormalization(keras.layers.Layer):
         axis = self.axis % rank
         shape = [inputs.shape[axis] if i == axis else 1 for i in range(rank)]
         mean = ops.convert_to_tensor(self.moving_mean)
-        if training:
+        if training and self.trainable:
             x = ops.cast(inputs, self.variable_dtype)
             mean = _mean(x, [i for i in range(rank) if i != axis], mask)
             past = self.momentum * ops.convert_to_tensor(self.moving_mean)

@@ -79,12 +79,18 @@ class WhitenedDense(keras.layers.Dense):
                 their mean.
 
         Raises:
-            ValueError: The layer has no bias, so that no other mean is possible.
+            ValueError: The layer has no bias, so that no other mean is possible;
+            `epsilon` is not positive, or the statistics are not finite.
         """
         if not self.use_bias:
             raise ValueError(
                 f"The mean moves into the bias. The layer '{self.name}' has none. "
                 "Build it with use_bias=True."
+            )
+        if not epsilon > 0 or not np.isfinite(covariance).all():
+            raise ValueError(
+                "`epsilon` must be above 0 and the inputs finite, and there must be "
+                f"some. Received epsilon={epsilon} for the layer '{self.name}'."
             )
         K, b = self.effective()
         values, basis = np.linalg.eigh(covariance)

@@ -25,6 +25,10 @@ class Likelihood:
         """The gradient of `-log p(y | z)` with respect to `z`, shaped like `z`."""
         raise NotImplementedError
 
+    def at(self, z):
+        """The likelihood for many products at the same `z`."""
+        return self
+
     def hessian_product(self, z, v):
         """`F(z) v` at every position, shaped like `z`."""
         raise NotImplementedError

@@ -1,5 +1,6 @@
 """Any other loss, through its Hessian with respect to the outputs."""
 
+import copy
 import warnings
 
 import keras
@@ -38,6 +39,7 @@ class OutputHessian(Likelihood):
         self._loss = loss
         self._y = y
         self._shape = shape
+        self._kept = None
 
     def _split(self, t):
         """Positions with many outputs as several, with the last axis of the loss."""
@@ -74,10 +76,16 @@ class OutputHessian(Likelihood):
         roots = ops.sqrt(ops.maximum(values, 0.0))
         return vectors, ops.where(finite[..., 0], roots, float("nan"))
 
+    def at(self, z):
+        """The same loss, with what is common to all products at `z` computed once."""
+        other = copy.copy(self)
+        other._kept = self._root(self._split(z))
+        return other
+
     def hessian_product(self, z, v):
         """`H(z) v`, with `H` projected on the positive semi-definite matrices."""
         shape, v = ops.shape(v), self._split(v)
-        vectors, roots = self._root(self._split(z))
+        vectors, roots = self._kept or self._root(self._split(z))
         if roots is None:
             return ops.reshape(vectors**2 * v, shape)
         along = ops.sum(vectors * v[..., :, None], axis=-2)  # (positions, D)
@@ -87,7 +95,7 @@ class OutputHessian(Likelihood):
     def sqrt_product(self, z, u):
         """`V diag(sqrt(eigenvalues)) u`."""
         shape, u = ops.shape(u), self._split(u)
-        vectors, roots = self._root(self._split(z))
+        vectors, roots = self._kept or self._root(self._split(z))
         if roots is None:
             return ops.reshape(vectors * u, shape)
         root = ops.sum(vectors * (roots * u)[..., None, :], axis=-1)

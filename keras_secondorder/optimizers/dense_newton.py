@@ -156,11 +156,11 @@ class DenseNewton(FlatOptimizer):
             if not self._adapted:
                 return number + 1, damping, rho, delta, ops.zeros_like(goes_on)
             better = change < 0
-            # Below the rounding of the loss, a comparison says nothing.
+            # Below the rounding of the loss, a comparison says nothing; it may be the
+            # damping that makes the step so small.
             decided = ops.absolute(predicted) <= self.eps * ops.absolute(loss)
-            damping = ops.where(
-                decided, damping, self._damping_rule.update(damping, rho)
-            )
+            trusted = ops.where(decided, ops.ones_like(rho), rho)
+            damping = self._damping_rule.update(damping, trusted)
             x = ops.where(better, delta, x)
             return number + 1, damping, rho, x, ~(better | decided)
 

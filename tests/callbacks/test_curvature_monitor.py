@@ -281,3 +281,24 @@ def test_krylov_methods_show_their_solver():
     ratio = found["Step/actual_change"] / found["Step/predicted_change"]
     assert found["Step/rho"] == pytest.approx(ratio, rel=1e-4)
     assert found["Step/quadratic_form"] > 0
+
+
+def test_what_cannot_be_measured_is_a_warning():
+    """A batch with a NaN: training skips it, and goes on without the measurement."""
+    x = np.random.default_rng(0).normal(size=(16, 3)).astype("float32")
+    x[3] = np.nan
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile(optimizer=kso.KFAC(), loss="mse")
+    monitor = kso.callbacks.CurvatureMonitor(max_overhead=None, network_every=1)
+    with pytest.warns(UserWarning, match="leaves out '.*' from step .*failed"):
+        model.fit(x, x[:, :1], batch_size=8, verbose=0, callbacks=[monitor])
+    assert int(model.optimizer.iterations) >= 1
+
+
+def test_tonga_has_an_argument_named_blocks():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile(optimizer=kso.TONGA(), loss="mse")
+    x = np.random.default_rng(0).normal(size=(16, 3)).astype("float32")
+    monitor = kso.callbacks.CurvatureMonitor(max_overhead=None)
+    model.fit(x, x[:, :1], batch_size=8, verbose=0, callbacks=[monitor])
+    assert not any(tag.startswith("Layers/") for tag in monitor.latest())

@@ -48,6 +48,15 @@ def test_mean_only_batch_normalization():
     assert again.get_config() == layer.get_config()
 
 
+def test_a_frozen_layer_is_in_inference_mode():
+    layer = MeanOnlyBatchNormalization()
+    x = RNG.normal(2.0, 1.0, (6, 3)).astype("float32")
+    layer.build(x.shape)
+    layer.trainable = False
+    np.testing.assert_array_equal(array(layer(x, training=True)), x)
+    np.testing.assert_array_equal(array(layer.moving_mean), 0.0)
+
+
 def test_masked_positions_do_not_count_in_the_mean():
     x = RNG.normal(size=(4, 3, 2)).astype("float32")
     mask = RNG.integers(0, 2, (4, 3)).astype(bool)
@@ -130,6 +139,13 @@ def test_messages():
         layer = WhitenedDense(2, use_bias=False)
         layer.build((None, 3))
         layer.set_whitening(np.zeros(3), np.eye(3), 0.1)
+    layer = WhitenedDense(2)
+    layer.build((None, 3))
+    for covariance, epsilon in ((np.eye(3), 0.0), (np.full((3, 3), np.nan), 0.1)):
+        with pytest.raises(
+            ValueError, match="`epsilon` must be above 0 and the inputs"
+        ):
+            layer.set_whitening(np.zeros(3), covariance, epsilon)
     with pytest.raises(ValueError, match="takes a built Sequential or functional"):
         whiten(keras.layers.Dense(3))
     with pytest.raises(ValueError, match="`every` counts batches"):

@@ -97,3 +97,29 @@ def test_messages():
         model = problems.sequential([problems.dense(1)], inputs=(5000,))
         model.compile(optimizer=kso.Newton(), loss="mse")
         model.train_on_batch(np.ones((4, 5000)), np.ones((4, 1)))
+
+
+@pytest.mark.parametrize("form", ["primal", "dual"])
+def test_levenberg_marquardt_takes_losses_without_a_distribution(form):
+    model = problems.classifier()
+    data = problems.classification(8)
+    optimizer = kso.LevenbergMarquardt(form=form)
+    model.compile(optimizer=optimizer, loss="huber")
+    losses = []
+    for _ in range(4):
+        model.reset_metrics()
+        logs = model.train_on_batch(data.x, data.one_hot, return_dict=True)
+        losses.append(logs["loss"])
+    assert losses[-1] < losses[0]
+
+
+def test_newton_leaves_a_damping_that_stops_it():
+    """A loss of 1e10 makes `lambda` so large that no step is measured at first."""
+    model = problems.classifier()
+    model.compile(optimizer=kso.Newton(), loss="mse")
+    data = problems.classification(24)
+    model.train_on_batch(data.x, 1e5 * data.one_hot)
+    first = float(model.optimizer.damping_value)
+    for _ in range(5):
+        model.train_on_batch(data.x, 1e5 * data.one_hot)
+    assert float(model.optimizer.damping_value) < 0.5 * first
