@@ -80,7 +80,7 @@ class WhitenedDense(keras.layers.Dense):
 
         Raises:
             ValueError: The layer has no bias, so that no other mean is possible;
-            `epsilon` is not positive, or the statistics are not finite.
+                `epsilon` is not positive, or the statistics are not finite.
         """
         if not self.use_bias:
             raise ValueError(
