@@ -166,7 +166,7 @@ class CurvatureMonitor(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch, logs=None):
         """Start counting batches."""
-        self._mark, self._before_epoch = None, self._step
+        self._mark, self._before_epoch, self._begun = None, self._step, self._step
         self._times.pause()
 
     def on_train_batch_begin(self, batch, logs=None):
@@ -175,6 +175,7 @@ class CurvatureMonitor(keras.callbacks.Callback):
             self._stop_clock()
             self._step = self._before_epoch + batch
             self._look()
+        self._begun = self._before_epoch + batch + 1
         self._mark = time.perf_counter()
 
     def on_train_batch_end(self, batch, logs=None):
@@ -189,6 +190,8 @@ class CurvatureMonitor(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         """Look at what is due at the end of an epoch; put the numbers in History."""
         self._stop_clock()
+        # The logs of the last step may still be on their way.
+        self._step = max(self._step, self._begun)
         if self._arrived:
             self._step = max(self._step, self._arrived[-1][0])
         if self.network_every and (epoch + 1) % self.network_every == 0:
