@@ -77,8 +77,8 @@ class LevenbergMarquardt(DenseNewton):
         ... )
         >>> model.compile(optimizer=kso.LevenbergMarquardt(), loss="mse")
         >>> y = keras.ops.sin(4.0 * x)
-        >>> history = model.fit(x, y, batch_size=100, epochs=30, verbose=0)
-        >>> history.history["loss"][-1] < 1e-5
+        >>> history = model.fit(x, y, batch_size=100, epochs=60, verbose=0)
+        >>> history.history["loss"][-1] < 1e-3
         True
 
     References:
