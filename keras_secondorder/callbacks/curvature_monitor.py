@@ -144,7 +144,7 @@ class CurvatureMonitor(keras.callbacks.Callback):
         self._step = int(ops.convert_to_numpy(self._optimizer.iterations))
         self._work, self._training, self._mark, self._compilation = 0.0, 0.0, None, None
         self._arrived.clear()
-        self._wanted, self._metrics, self._last_logs = set(), None, (None, None)
+        self._wanted, self._metrics, self._last_logs = set(), None, (0, None)
         rule = intervals_of(self._optimizer) if self._second_order else {}
         self._times = StepTimes(rule)
         data = arguments_of_fit(model) if self.data is None else self.data
@@ -190,7 +190,7 @@ class CurvatureMonitor(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         """Look at what is due at the end of an epoch; put the numbers in History."""
         self._stop_clock()
-        # The logs of the last step may still be on their way.
+        # Not by the logs, which need not come in order.
         self._step = max(self._step, self._begun)
         if self._arrived:
             self._step = max(self._step, self._arrived[-1][0])
@@ -211,6 +211,7 @@ class CurvatureMonitor(keras.callbacks.Callback):
 
     def on_train_end(self, logs=None):
         """Close the file, and say what there was no time for."""
+        self._take_logs()  # all have arrived by now
         if self._records.file is not None:
             self._records.file.close()
             self._records.file = None
@@ -310,10 +311,12 @@ class CurvatureMonitor(keras.callbacks.Callback):
 
     def _take_logs(self):
         """Take what arrived since the last look."""
-        while self._arrived:
-            step, moment, logs = self._arrived.popleft()
+        arrived = [self._arrived.popleft() for _ in range(len(self._arrived))]
+        # On JAX they come from several threads, not always in the order of the steps.
+        for step, moment, logs in sorted(arrived, key=lambda entry: entry[0]):
             self._times.finished(step - 1, moment)
-            self._last_logs = step, logs
+            if step > self._last_logs[0]:
+                self._last_logs = step, logs
             if step in self._wanted:
                 self._keep_logs(step, logs)
 
