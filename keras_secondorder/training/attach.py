@@ -7,7 +7,7 @@ import keras
 
 from keras_secondorder.capture import Coverage, is_built, plan_blocks
 from keras_secondorder.curvature import APPROXIMATIONS, TIKHONOV
-from keras_secondorder.optimizers.arguments import check_one_of
+from keras_secondorder.optimizers.arguments import check_one_of, check_together
 from keras_secondorder.optimizers.base import SecondOrderOptimizer
 from keras_secondorder.training.train_step import (
     inner_optimizer,
@@ -111,7 +111,9 @@ def coverage(model, approximation: str | None = None) -> Coverage:
     if approximation is None:
         approximation = getattr(optimizer, "approximation", "block_diagonal")
     check_one_of("approximation", approximation, APPROXIMATIONS)
-    form = TIKHONOV[getattr(optimizer, "tikhonov", "factored")][approximation]
+    tikhonov = getattr(optimizer, "tikhonov", "factored")
+    check_together("tikhonov", tikhonov, "approximation", approximation, TIKHONOV)
+    form = TIKHONOV[tikhonov][approximation]
     blocks = Coverage(plan_blocks(model, **settings, **form.plan_options()))
     print(blocks)
     return blocks
