@@ -255,6 +255,17 @@ def is_built(layer) -> bool:
     return layer.built and all(is_built(child) for child in sublayers(layer))
 
 
+def places_of(blocks: list[Block], model) -> list[list[int]]:
+    """For each block, the indices of its variables among the trainable ones.
+
+    Args:
+        blocks: Some blocks of a plan.
+        model: The model that they were planned for.
+    """
+    index = {id(v): i for i, v in enumerate(model.trainable_variables)}
+    return [[index[id(v)] for v in block.variables] for block in blocks]
+
+
 class Coverage(list):
     """The blocks of a model, a list of `Block` that shows itself as a table."""
 

@@ -7,7 +7,7 @@ import keras
 from keras import ops
 
 from keras_secondorder import vectors
-from keras_secondorder.capture import of_wrapper, plan_blocks
+from keras_secondorder.capture import of_wrapper, places_of, plan_blocks
 from keras_secondorder.curvature.diagonal import DiagonalBlock, IdentityBlock
 from keras_secondorder.curvature.factor import damped_inverses, running_average
 from keras_secondorder.curvature.kronecker import KroneckerBlock
@@ -79,8 +79,8 @@ class BlockDiagonal:
                 self.blocks.append(DiagonalBlock(plan, add_variable))
             else:
                 self.blocks.append(IdentityBlock(plan))
-        index = {id(v): i for i, v in enumerate(model.trainable_variables)}
-        self._places = [[index[id(v)] for v in b.variables] for b in self.blocks]
+        #: For each block, the indices of its variables among the trainable ones.
+        self.places = places_of(self.plan, model)
         #: Curvature of the L2 penalty on each trainable variable, `eta`.
         self.eta = [l2_curvature(v) for v in model.trainable_variables]
         self.count = add_variable((), "zeros", "float32", name="statistics_count")
@@ -99,11 +99,6 @@ class BlockDiagonal:
     def wrappers(self) -> list:
         """The layers that are watched during a step."""
         return [b.wrapper for b in self.blocks if b.wrapper is not None]
-
-    @property
-    def places(self) -> list:
-        """For each block, the indices of its variables among the trainable ones."""
-        return self._places
 
     def update(self, due, max_decay: float, objective, linear, **options) -> None:
         """Average the statistics of a batch into the running factors.
@@ -169,7 +164,7 @@ class BlockDiagonal:
             block.systems(vectors.values(block.factors), gamma, self.eta[places[0]])
             if block.wrapper is not None
             else ([], [])
-            for block, places in zip(self.blocks, self._places, strict=True)
+            for block, places in zip(self.blocks, self.places, strict=True)
         ]
         factors = sum((matrices for matrices, _ in systems), [])
         dampings = sum((added for _, added in systems), [])
@@ -202,7 +197,7 @@ class BlockDiagonal:
         """
         U, index = [None] * len(gradient), 0
         for block, places, inverse in zip(
-            self.blocks, self._places, inverses.values, strict=True
+            self.blocks, self.places, inverses.values, strict=True
         ):
             rows = None
             if block.wrapper is not None:
@@ -224,7 +219,7 @@ class BlockDiagonal:
             `F v`, one float32 tensor for each trainable variable.
         """
         product = [None] * len(v)
-        for block, places in zip(self.blocks, self._places, strict=True):
+        for block, places in zip(self.blocks, self.places, strict=True):
             for i, part in zip(
                 places, block.multiply([v[i] for i in places]), strict=True
             ):

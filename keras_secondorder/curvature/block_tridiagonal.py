@@ -157,7 +157,7 @@ class BlockTridiagonal(BlockDiagonal):
         matrices, dampings, explained, psi = [], [], [], []
         for i, j in self.links:
             factors = vectors.values(self.blocks[i].factors)
-            eta = self.eta[self._places[i][0]]
+            eta = self.eta[self.places[i][0]]
             own = self.blocks[i].systems(factors, gamma, eta)
             matrices += own[0]
             dampings += own[1]
@@ -188,9 +188,9 @@ class BlockTridiagonal(BlockDiagonal):
 
     def _matrix(self, values, block):
         wrapper = self.blocks[block].wrapper
-        return wrapper.to_matrix([values[k] for k in self._places[block]])
+        return wrapper.to_matrix([values[k] for k in self.places[block]])
 
     def _subtract(self, values, block, matrix):
         parts = self.blocks[block].wrapper.from_matrix(matrix)
-        for k, part in zip(self._places[block], parts, strict=True):
+        for k, part in zip(self.places[block], parts, strict=True):
             values[k] = ops.cast(values[k], "float32") - part

@@ -131,8 +131,8 @@ class ExactTikhonov(BlockDiagonal):
     def _fresh(self, gamma) -> list:
         fresh = super()._fresh(gamma)
         blocks = [b for b in self.blocks if isinstance(b, EigenbasisBlock)]
-        factors = [b.factors[: 2 * len(b.parts)] for b in blocks]
-        pairs = iter(eigenbases(vectors.values(sum(factors, [])), self._compiled))
+        moments = sum((b.moments for b in blocks), [])
+        pairs = iter(eigenbases(vectors.values(moments), self._compiled))
         for i, block in enumerate(self.blocks):
             if isinstance(block, EigenbasisBlock):
                 fresh[i] = block.decomposed([next(pairs) for _ in block.parts * 2])

@@ -27,8 +27,7 @@ def input_mean(part, inputs: list, weights):
     Returns:
         Shape `(d_in,)`, or `(stack, d_in)`; with a bias, the last entry is 1.
     """
-    a, w = _weighted(part, inputs, weights)
-    return ops.sum(a * w[..., None], axis=(-3, -2))
+    return _mean(*_weighted(part, inputs, weights))
 
 
 def center(W, mean, has_bias: bool):
@@ -122,7 +121,7 @@ class InputCovariance:
         rows = a[..., :-1] if self.part.has_bias else a
         rows = all_rows(rows * ops.sqrt(w)[..., None], self.part.stack)
         batch = [
-            ops.sum(a * w[..., None], axis=(-3, -2)),
+            _mean(a, w),
             second_moment(rows, self.side),
             self._largest(taps, weights) if alpha is None else ops.cast(alpha, a.dtype),
         ]
@@ -178,3 +177,7 @@ def _weighted(part, inputs, weights):
     """All rows `(..., N, T, d_in)` and their weights `(N, T)`, which sum to 1."""
     a = input_rows(part, inputs, weights)
     return a, ops.broadcast_to(spread(weights, a), ops.shape(a)[-3:-1])
+
+
+def _mean(rows, weights):
+    return ops.sum(rows * weights[..., None], axis=(-3, -2))

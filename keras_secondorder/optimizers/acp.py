@@ -7,9 +7,8 @@ from keras_secondorder import vectors
 from keras_secondorder.curvature import InputCovariance
 from keras_secondorder.curvature.factor import damped_inverses
 from keras_secondorder.optimizers.arguments import check_range
+from keras_secondorder.optimizers.base import is_due
 from keras_secondorder.optimizers.centered_sgd import CenteredSGD
-
-FIRST_STEPS = 3  # steps that all refresh: the first batches say most
 
 
 @keras.saving.register_keras_serializable(package="keras_secondorder")
@@ -110,8 +109,7 @@ class ACP(CenteredSGD):
     def observe(self, seen, finite):
         """Refresh the inverses where it is time."""
         k = ops.cast(self.iterations, "int32")
-        due = ops.logical_or(k < FIRST_STEPS, ops.equal(k % self.refresh_every, 0))
-        due = ops.logical_and(finite, due)
+        due = ops.logical_and(finite, is_due(k, self.refresh_every))
         used = {p: C for p, C in self.covariances.items() if seen[p[0]].inputs}
         if not used:
             return

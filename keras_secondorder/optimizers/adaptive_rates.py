@@ -3,7 +3,11 @@
 import keras
 from keras import ops
 
-from keras_secondorder.optimizers.arguments import check_one_of, check_range
+from keras_secondorder.optimizers.arguments import (
+    check_at_least,
+    check_one_of,
+    check_range,
+)
 from keras_secondorder.optimizers.first_order import FirstOrderOptimizer
 
 RULES = ("sign", "normalized")
@@ -69,8 +73,8 @@ class AdaptiveRates(FirstOrderOptimizer):
         check_range("initial_rate", initial_rate, 0)
         check_range("up", up, 1)
         check_range("down", down, 0, 1)
-        check_range("meta_rate", meta_rate, -1e-30)
-        check_range("decay", decay, -1e-30, 1 - 1e-7)
+        check_at_least("meta_rate", meta_rate, 0)
+        check_at_least("decay", decay, 0, 1 - 1e-7)
         super().__init__(learning_rate, **kwargs)
         self.rule = rule
         self.initial_rate = initial_rate

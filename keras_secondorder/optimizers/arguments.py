@@ -100,14 +100,15 @@ def check_momentum(momentum: float) -> None:
         )
 
 
-def check_damping(damping) -> None:
+def check_damping(damping, zero: bool = False) -> None:
     """Refuse what is no damping.
 
     Args:
         damping: A positive number, a schedule, a rule, or "auto".
+        zero: Whether it may be 0.
 
     Raises:
-        ValueError: It is a number that is not positive, or another string.
+        ValueError: It is a number below that, or another string.
     """
     if isinstance(damping, str) and damping != "auto":
         raise ValueError(
@@ -115,19 +116,23 @@ def check_damping(damping) -> None:
             f"'auto'. Received damping={damping!r}."
         )
     if isinstance(damping, int | float):
-        check_range("damping", damping, 0)
+        (check_at_least if zero else check_range)("damping", damping, 0)
 
 
-def check_at_least(name: str, value, least: float) -> None:
-    """Refuse a number below a bound.
+def check_at_least(name: str, value, least: float, most: float | None = None) -> None:
+    """Refuse a number outside a range that includes its ends.
 
     Args:
         name: The argument's name.
         value: What was given.
         least: The value must not be smaller than this.
+        most: The value must not be larger than this, None for no bound.
 
     Raises:
-        ValueError: It lies below, or is not a number.
+        ValueError: It lies outside, or is not a number.
     """
-    if not value >= least:
-        raise ValueError(f"`{name}` must be at least {least}. Received {name}={value}.")
+    if not value >= least or (most is not None and value > most):
+        bound = "" if most is None else f" and at most {most}"
+        raise ValueError(
+            f"`{name}` must be at least {least}{bound}. Received {name}={value}."
+        )

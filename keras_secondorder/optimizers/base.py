@@ -20,6 +20,21 @@ from keras_secondorder.optimizers.step_report import (
 from keras_secondorder.solvers.damping import AdaptiveDamping
 from keras_secondorder.solvers.schedules import at_step, deserialize, serialize
 
+FIRST_STEPS = 3  # statistics and inverses are fresh in each of these (thesis, 6.8)
+
+
+def is_due(k, every: int):
+    """Whether what is done every so many steps is done in step `k`.
+
+    Args:
+        k: Number of steps taken, an integer scalar.
+        every: Steps between two times.
+
+    Returns:
+        A boolean scalar; true in each of the first steps, which say most.
+    """
+    return ops.logical_or(ops.equal(k % every, 0), k < FIRST_STEPS)
+
 
 class StepResult(NamedTuple):
     """What one step hands back to the training loop.

@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from keras_secondorder import vectors
-from keras_secondorder.capture import of_wrapper, plan_blocks
+from keras_secondorder.capture import of_wrapper, places_of, plan_blocks
 from keras_secondorder.curvature import center, input_mean, uncenter
 from keras_secondorder.likelihoods import example_weights
 from keras_secondorder.optimizers.arguments import check_momentum, check_range
@@ -77,8 +77,7 @@ class CenteredSGD(SecondOrderOptimizer):
         """Create the previous direction."""
         plan = plan_blocks(model, "gradient")
         self.layers = [b for b in plan if b.kind == "kronecker"]
-        index = {id(v): i for i, v in enumerate(model.trainable_variables)}
-        self._places = [[index[id(v)] for v in b.variables] for b in self.layers]
+        self._places = places_of(self.layers, model)
         self.previous = [
             self.add_variable(v.shape, "zeros", "float32", name=f"direction_{i}")
             for i, v in enumerate(model.trainable_variables if self.momentum else ())

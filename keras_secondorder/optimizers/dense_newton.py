@@ -7,7 +7,7 @@ import numpy as np
 from keras import ops
 
 from keras_secondorder import vectors
-from keras_secondorder.optimizers.arguments import check_one_of, check_range
+from keras_secondorder.optimizers.arguments import check_damping, check_range
 from keras_secondorder.optimizers.base import StepResult
 from keras_secondorder.optimizers.flat import FlatOptimizer
 from keras_secondorder.solvers.damping import AdaptiveDamping, reduction_ratio
@@ -64,10 +64,7 @@ class DenseNewton(FlatOptimizer):
     auto_damping = AdaptiveDamping(None, 1, 0.5, 1e-12, gamma_every=None)
 
     def __init__(self, learning_rate, damping, trials, **kwargs):
-        if isinstance(damping, str):
-            check_one_of("damping", damping, ("auto",))
-        elif isinstance(damping, int | float):
-            check_range("damping", damping, -1e-30)
+        check_damping(damping, zero=True)
         check_range("trials", trials, 0)
         if isinstance(learning_rate, int | float):
             check_range("learning_rate", learning_rate, 0)

@@ -11,7 +11,11 @@ from keras_secondorder.curvature.squared_gradients import (
     curvature_diagonal,
     dense_wrappers,
 )
-from keras_secondorder.optimizers.arguments import check_one_of, check_range
+from keras_secondorder.optimizers.arguments import (
+    check_at_least,
+    check_one_of,
+    check_range,
+)
 from keras_secondorder.optimizers.base import StepResult
 from keras_secondorder.optimizers.flat import FlatOptimizer
 from keras_secondorder.solvers.schedules import at_step
@@ -72,7 +76,7 @@ class DiagonalGaussNewton(FlatOptimizer):
         **kwargs,
     ):
         check_one_of("curvature", curvature, DIAGONALS)
-        check_range("decay", decay, -1e-30, 1 - 1e-7)
+        check_at_least("decay", decay, 0, 1 - 1e-7)
         check_range("curvature_fraction", curvature_fraction, 0, 1)
         if isinstance(damping, int | float):
             check_range("damping", damping, 0)

@@ -55,7 +55,7 @@ class HessianFree(TruncatedNewton):
         learning_rate: A number or a Keras schedule; 1 takes the step as found.
         curvature: `C`: "gauss_newton", "fisher" or "hessian". The last may be
             indefinite; CG stops where it meets negative curvature.
-        damping: `lambda`: a `AdaptiveDamping` object, a number or a schedule.
+        damping: `lambda`: an `AdaptiveDamping` object, a number or a schedule.
             "auto" is `AdaptiveDamping(None, every=1, decay=2/3, minimum=1e-6)`.
         damping_matrix: `D`: "identity", or "diagonal" for the diagonal of `C`
             (scale-sensitive damping).

@@ -22,7 +22,11 @@ from keras_secondorder.optimizers.arguments import (
     check_rates,
     check_together,
 )
-from keras_secondorder.optimizers.base import SecondOrderOptimizer, StepResult
+from keras_secondorder.optimizers.base import (
+    SecondOrderOptimizer,
+    StepResult,
+    is_due,
+)
 from keras_secondorder.optimizers.step_report import UNMEASURED, Measured, compare
 from keras_secondorder.solvers.damping import AdaptiveDamping, reduction_ratio
 from keras_secondorder.solvers.step_rules import (
@@ -33,8 +37,6 @@ from keras_secondorder.solvers.step_rules import (
     StepRule,
     TrustRegionStep,
 )
-
-FIRST_STEPS = 3  # statistics and inverses are fresh in each of these (thesis, 6.8)
 
 
 class Candidate(NamedTuple):
@@ -65,7 +67,7 @@ class KFAC(SecondOrderOptimizer):
             lengths from the quadratic model.
         momentum: `mu`: a number, a schedule, or "adaptive" (with an adaptive learning
             rate only). "auto" is "adaptive" there, and 0.9 otherwise.
-        damping: `lambda`: a number, a schedule, or a `AdaptiveDamping` object.
+        damping: `lambda`: a number, a schedule, or an `AdaptiveDamping` object.
             "auto" is `AdaptiveDamping(None, minimum=0.05, gamma_every=None)`.
         norm_constraint: Bound on `delta^T F delta` of a step: a number, a schedule, a
             `RelativeRadius`, or None. "auto" is `RelativeRadius()` with a given
@@ -187,7 +189,7 @@ class KFAC(SecondOrderOptimizer):
         """K-FAC with the settings of Martens' thesis, chapter 6.
 
         Args:
-            damping: `lambda` at the start, or a `AdaptiveDamping` object.
+            damping: `lambda` at the start, or an `AdaptiveDamping` object.
             **kwargs: Constructor arguments that replace those of the thesis.
         """
         if not isinstance(damping, AdaptiveDamping):
@@ -260,7 +262,7 @@ class KFAC(SecondOrderOptimizer):
         finite = ops.logical_and(ops.isfinite(loss), vectors.is_finite(gradient))
 
         self.curvature.update(
-            ops.logical_and(finite, _due(k, self.statistics_every)),
+            ops.logical_and(finite, is_due(k, self.statistics_every)),
             self.statistics_decay,
             objective,
             linear,
@@ -271,7 +273,7 @@ class KFAC(SecondOrderOptimizer):
         )
         damping, gamma = self._damping(k, loss)
         trial = ops.logical_and(finite, self._trial_due(k))
-        refresh = ops.logical_and(finite, _due(k, self.inverse_every))
+        refresh = ops.logical_and(finite, is_due(k, self.inverse_every))
         inverses = ops.cond(
             ops.logical_or(refresh, trial),
             lambda: self.curvature.damped_inverses(gamma),
@@ -392,8 +394,3 @@ class KFAC(SecondOrderOptimizer):
         if self.adaptive:
             config["learning_rate"] = "adaptive"
         return config
-
-
-def _due(k, every: int):
-    """Whether something done every so often, and in the first steps, is due."""
-    return ops.logical_or(ops.equal(k % every, 0), k < FIRST_STEPS)

@@ -6,7 +6,11 @@ from keras import ops
 
 from keras_secondorder import vectors
 from keras_secondorder.curvature.products import gauss_newton_products
-from keras_secondorder.optimizers.arguments import check_one_of, check_range
+from keras_secondorder.optimizers.arguments import (
+    check_at_least,
+    check_one_of,
+    check_range,
+)
 from keras_secondorder.optimizers.base import StepResult
 from keras_secondorder.optimizers.flat import FlatOptimizer
 from keras_secondorder.solvers.schedules import at_step
@@ -61,7 +65,7 @@ class MatrixMomentum(FlatOptimizer):
         self, learning_rate=0.3, damping=0.1, epsilon="auto", seed: int = 0, **kwargs
     ):
         if isinstance(damping, int | float):
-            check_range("damping", damping, -1e-30)
+            check_at_least("damping", damping, 0)
         if isinstance(epsilon, str):
             check_one_of("epsilon", epsilon, ("auto",))
         elif isinstance(epsilon, int | float):

@@ -38,7 +38,7 @@ class NaturalGradient(TruncatedNewton):
 
     Args:
         learning_rate: A number or a Keras schedule; 1 takes the step as found.
-        damping: `lambda`: a `AdaptiveDamping` object, a number or a schedule.
+        damping: `lambda`: an `AdaptiveDamping` object, a number or a schedule.
             "auto" is `AdaptiveDamping(None, every=1, decay=2/3, minimum=1e-6)`.
         metric: "fisher", or "covariance" for the centred covariance of the gradients
             of single examples, which needs labels.

@@ -5,7 +5,7 @@ from keras import ops
 
 from keras_secondorder import vectors
 from keras_secondorder.curvature.products import gauss_newton_products
-from keras_secondorder.optimizers.arguments import check_range
+from keras_secondorder.optimizers.arguments import check_at_least, check_range
 from keras_secondorder.optimizers.base import StepResult
 from keras_secondorder.optimizers.flat import FlatOptimizer
 
@@ -60,8 +60,8 @@ class StochasticMetaDescent(FlatOptimizer):
         **kwargs,
     ):
         check_range("initial_rate", initial_rate, 0)
-        check_range("meta_rate", meta_rate, -1e-30)
-        check_range("forgetting", forgetting, -1e-30, 1)
+        check_at_least("meta_rate", meta_rate, 0)
+        check_at_least("forgetting", forgetting, 0, 1)
         super().__init__(learning_rate, **kwargs)
         self.initial_rate = initial_rate
         self.meta_rate = meta_rate

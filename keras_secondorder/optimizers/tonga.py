@@ -9,7 +9,11 @@ from keras_secondorder import vectors
 from keras_secondorder.curvature.factor import running_average
 from keras_secondorder.curvature.products import empirical_fisher_products
 from keras_secondorder.likelihoods import CounterSeed
-from keras_secondorder.optimizers.arguments import check_one_of, check_range
+from keras_secondorder.optimizers.arguments import (
+    check_at_least,
+    check_one_of,
+    check_range,
+)
 from keras_secondorder.optimizers.truncated_newton import Trial, TruncatedNewton
 
 BLOCKS = ("variable", "unit", "full")
@@ -86,7 +90,7 @@ class TONGA(TruncatedNewton):
         check_range("rank", rank, 0)
         check_range("interval", interval, 0)
         check_range("columns", columns, 0)
-        check_range("decay", decay, -1e-30, 1 - 1e-7)
+        check_at_least("decay", decay, 0, 1 - 1e-7)
         super().__init__(learning_rate, damping, selection_fraction, **kwargs)
         self.rank = rank
         self.interval = interval

@@ -49,7 +49,7 @@ class TruncatedNewton(FlatOptimizer):
 
     Args:
         learning_rate: A number or a Keras schedule.
-        damping: `lambda`: a `AdaptiveDamping`, a number, a schedule or "auto".
+        damping: `lambda`: an `AdaptiveDamping`, a number, a schedule or "auto".
         selection_fraction: Share of the batch that judges a step.
         **kwargs: Keras's shared arguments.
     """

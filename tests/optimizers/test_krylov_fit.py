@@ -1,8 +1,5 @@
 """The optimizers that solve by products in `fit`: traces, memory, arguments."""
 
-import gc
-import warnings
-
 import keras
 import numpy as np
 import pytest
@@ -15,6 +12,7 @@ from training.loop import (
     compiled,
     examples,
     fit,
+    live_tensors,
 )
 
 import keras_secondorder as kso
@@ -64,23 +62,14 @@ def test_r21_traces(kind, monkeypatch):
 @pytest.mark.parametrize("kind", SMALL)
 def test_r23_memory_is_constant(kind):
     count = 150 if kind == "hf" else 30  # torch's steps are slow
-    torch = pytest.importorskip("torch")
-
-    def live():
-        gc.collect()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch's, about what it sees in passing
-            tensors = [t for t in gc.get_objects() if isinstance(t, torch.Tensor)]
-        return len(tensors), sum(t.nelement() * t.element_size() for t in tensors)
-
     x, y = examples(BATCH)
     model = compiled(classifier(), OPTIMIZERS[kind](**SMALL[kind]))
     for _ in range(5):
         model.train_on_batch(x, y)
-    before = live()
+    before = live_tensors()
     for _ in range(count):
         model.train_on_batch(x, y)
-    assert live() == before
+    assert live_tensors() == before
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,7 +1,11 @@
 """Small models, data and comparisons for the tests of the training loop."""
 
+import gc
+import warnings
+
 import keras
 import numpy as np
+import pytest
 
 import keras_secondorder as kso
 
@@ -100,3 +104,13 @@ def kinds(model):
         for block in optimizer.blocks
         for v in block.variables
     }
+
+
+def live_tensors():
+    """The number of torch's tensors that are alive, and their bytes."""
+    torch = pytest.importorskip("torch")
+    gc.collect()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's, about what it sees in passing
+        tensors = [t for t in gc.get_objects() if isinstance(t, torch.Tensor)]
+    return len(tensors), sum(t.nelement() * t.element_size() for t in tensors)
