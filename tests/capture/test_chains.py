@@ -185,3 +185,6 @@ def test_coverage_shows_the_links(capsys):
     assert "to b" in repr(kso.coverage(model))
     with pytest.raises(ValueError, match="`approximation` must be one of"):
         kso.coverage(model, approximation="none")
+    model.compile(optimizer=kso.KFAC(tikhonov="exact"), loss="mse")
+    with pytest.raises(ValueError, match="tikhonov='exact' goes with `approximation`"):
+        kso.coverage(model, approximation="block_tridiagonal")
