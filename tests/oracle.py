@@ -137,7 +137,7 @@ def loss_values(kind, z, y):
         "bce_logits": lambda: np.logaddexp(0.0, z) - y * z,
         "bce": lambda: -y * np.log(z) - (1 - y) * np.log1p(-z),
         "ce_logits": lambda: -y * (z - np.log(np.exp(z).sum(-1, keepdims=True))),
-        "ce": lambda: -y * np.log(z),
+        "ce": lambda: -y * np.log(z / z.sum(-1, keepdims=True)),
         "poisson": lambda: z - y * np.log(z),
     }[kind]()
     return terms.sum(-1) * share(kind, z)
@@ -152,7 +152,7 @@ def loss_gradient(kind, z, y):
             "bce_logits": lambda: sigmoid(z) - y,
             "bce": lambda: (z - y) / (z * (1.0 - z)),
             "ce_logits": lambda: softmax(z) - y,
-            "ce": lambda: -y / z,
+            "ce": lambda: y.sum(-1, keepdims=True) / z.sum(-1, keepdims=True) - y / z,
             "poisson": lambda: 1.0 - y / z,
         }[kind]()
     )
@@ -165,11 +165,13 @@ def output_fisher(kind, z):
     """
     if kind == "ce_logits":
         return activation_jacobian("softmax", z)
+    if kind == "ce":  # the logits are log z
+        s = z.sum(-1)[:, None, None]
+        return np.eye(z.shape[-1]) / (s * z[:, :, None]) - 1.0 / s**2
     diagonal = {
         "mse": lambda: np.full_like(z, 2.0),
         "bce_logits": lambda: sigmoid(z) * sigmoid(-z),
         "bce": lambda: 1.0 / (z * (1.0 - z)),
-        "ce": lambda: 1.0 / z,
         "poisson": lambda: 1.0 / z,
     }[kind]()
     return share(kind, z) * diagonal[:, :, None] * np.eye(z.shape[-1])

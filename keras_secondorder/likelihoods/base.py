@@ -47,6 +47,15 @@ def positive(x):
     return ops.maximum(x, ops.cast(1e-30, x.dtype))
 
 
+def inside(p):
+    """Whether a probability is one that Keras's losses do not clip, a boolean tensor.
+
+    Beyond `epsilon` and `1 - epsilon` they are flat: no gradient and no curvature.
+    """
+    epsilon = keras.config.epsilon()
+    return ops.logical_and(p > epsilon, p < 1.0 - epsilon)
+
+
 class CounterSeed(keras.random.SeedGenerator):
     """A seed that is a function of a counter, so that it has no state to be saved.
 

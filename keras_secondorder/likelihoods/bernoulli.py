@@ -3,7 +3,7 @@
 import keras
 from keras import ops
 
-from keras_secondorder.likelihoods.base import Likelihood, positive
+from keras_secondorder.likelihoods.base import Likelihood, inside
 
 
 class Bernoulli(Likelihood):
@@ -14,7 +14,8 @@ class Bernoulli(Likelihood):
     on probabilities:  score = (p - y) / (p (1 - p)),   F = 1 / (p (1 - p))
     ```
 
-    Both are the same metric: the Jacobian of the sigmoid is `p (1 - p)`.
+    Both are the same metric: the Jacobian of the sigmoid is `p (1 - p)`. Where Keras
+    clips a probability, as of an output below 0, the loss is flat and `F` is zero.
 
     Args:
         from_logits: Whether the outputs are logits.
@@ -30,11 +31,14 @@ class Bernoulli(Likelihood):
     def _probability(self, z):
         return ops.sigmoid(z) if self.from_logits else z
 
-    def _variance(self, z):
+    def _information(self, z):
+        """The diagonal of `F`."""
         if self.from_logits:
             # sigmoid(z) sigmoid(-z) keeps its digits where 1 - p has none left.
             return ops.sigmoid(z) * ops.sigmoid(-z)
-        return positive(z * (1.0 - z))
+        seen = inside(z)
+        variance = ops.where(seen, z * (1.0 - z), ops.ones_like(z))
+        return ops.cast(seen, z.dtype) / variance
 
     def sample(self, z, seed):
         """Targets 0 and 1."""
@@ -44,14 +48,12 @@ class Bernoulli(Likelihood):
     def score(self, z, y):
         """`p - y`, over the variance where the outputs are probabilities."""
         difference = self._probability(z) - y
-        return difference if self.from_logits else difference / self._variance(z)
+        return difference if self.from_logits else difference * self._information(z)
 
     def hessian_product(self, z, v):
-        """The variance times `v`, or its inverse times `v` on probabilities."""
-        variance = self._variance(z)
-        return variance * v if self.from_logits else v / variance
+        """`F v`."""
+        return self._information(z) * v
 
     def sqrt_product(self, z, u):
-        """The same with the square root of the variance."""
-        deviation = ops.sqrt(self._variance(z))
-        return deviation * u if self.from_logits else u / deviation
+        """`sqrt(F) u`."""
+        return ops.sqrt(self._information(z)) * u

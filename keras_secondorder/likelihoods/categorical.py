@@ -3,19 +3,20 @@
 import keras
 from keras import ops
 
-from keras_secondorder.likelihoods.base import Likelihood, positive
+from keras_secondorder.likelihoods.base import Likelihood, inside, positive
 
 
 class Categorical(Likelihood):
     """`y ~ Categorical(p)` at every position.
 
     ```
-    on logits:         score = p - y,    F = diag(p) - p p^T
-    on probabilities:  score = -y / p,   F = diag(1 / p)
+    on logits:         score = p - y,          F = diag(p) - p p^T
+    on probabilities:  score = (p - y) / z,    F = diag(1/z) (diag(p) - p p^T) diag(1/z)
     ```
 
-    Both are the same metric. The second need not subtract anything: tangents that
-    come out of a softmax sum to zero.
+    with `p = softmax(z)` or, as Keras scales probabilities, `p = z / sum(z)`. The
+    second is the first seen through the logits `log z`. Where Keras clips a
+    probability, the loss is flat and its row of `F` is zero.
 
     Args:
         from_logits: Whether the outputs are logits.
@@ -28,12 +29,23 @@ class Categorical(Likelihood):
         self.from_logits = from_logits
 
     def _probability(self, z):
-        return ops.softmax(z, axis=-1) if self.from_logits else z
+        if self.from_logits:
+            return ops.softmax(z, axis=-1)
+        return z / ops.sum(z, axis=-1, keepdims=True)
+
+    def _slope(self, z):
+        """The derivative of the logits, `1` or `1 / z`."""
+        if self.from_logits:
+            return ops.ones_like(z)
+        seen = inside(self._probability(z))
+        return ops.cast(seen, z.dtype) / ops.where(seen, z, ops.ones_like(z))
 
     def sample(self, z, seed):
         """One-hot targets."""
         logits = (
-            ops.log_softmax(z, axis=-1) if self.from_logits else (ops.log(positive(z)))
+            ops.log_softmax(z, axis=-1)
+            if self.from_logits
+            else (ops.log(positive(self._probability(z))))
         )
         flat = ops.reshape(logits, (-1, z.shape[-1]))
         classes = keras.random.categorical(flat, 1, seed=seed)[:, 0]
@@ -41,21 +53,17 @@ class Categorical(Likelihood):
         return ops.reshape(one_hot, ops.shape(z))
 
     def score(self, z, y):
-        """`p - y` on logits, `-y / p` on probabilities."""
-        p = self._probability(z)
-        return p - y if self.from_logits else -y / positive(p)
+        """`p - y`, over `z` where the outputs are probabilities."""
+        return self._slope(z) * (self._probability(z) - y)
 
     def hessian_product(self, z, v):
-        """`p v - p (p . v)` on logits, `v / p` on probabilities."""
-        p = self._probability(z)
-        if not self.from_logits:
-            return v / positive(p)
-        return p * v - p * ops.sum(p * v, axis=-1, keepdims=True)
+        """`F v`."""
+        p, slope = self._probability(z), self._slope(z)
+        v = slope * v
+        return slope * (p * v - p * ops.sum(p * v, axis=-1, keepdims=True))
 
     def sqrt_product(self, z, u):
-        """`S = diag(r) - p r^T` with `r = sqrt(p)` on logits, `diag(1 / r)` else."""
+        """`S u` with `S = diag(slope) (diag(r) - p r^T)`, `r = sqrt(p)`."""
         p = self._probability(z)
         r = ops.sqrt(positive(p))
-        if not self.from_logits:
-            return u / r
-        return r * u - p * ops.sum(r * u, axis=-1, keepdims=True)
+        return self._slope(z) * (r * u - p * ops.sum(r * u, axis=-1, keepdims=True))
