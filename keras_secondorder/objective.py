@@ -103,11 +103,22 @@ class Objective:
     def on(self, x, y, sample_weight) -> "Objective":
         """The objective of other data at the same point; `y` may be None.
 
+        Without weights of their own, the examples have the mean of this batch's.
         Where all losses are sums over the batch, the sum is scaled to as many examples
         as this batch has.
         """
         other = copy.copy(self)
-        other._x, other._y, other._sample_weight = x, y, sample_weight
+        other._x, other._y = x, y
+        if sample_weight is None and self._sample_weight is not None:
+            count = other.examples
+
+            def mean(w):
+                return ops.broadcast_to(ops.mean(w), (count,))
+
+            sample_weight = keras.tree.map_structure(
+                lambda w: None if w is None else mean(w), self._sample_weight
+            )
+        other._sample_weight = sample_weight
         if self._sums():
             count = other.examples
             share = self._share_of(count)
@@ -233,7 +244,7 @@ class Objective:
         return self.value(self.moved(update)) - loss
 
     def curves(
-        self, outputs: list, weights: list, rows=None, convex: bool = True
+        self, outputs: list, weights: list, rows=None, gradient_only: bool = False
     ) -> list[Curve]:
         """The likelihoods of the heads, for all examples or for some.
 
@@ -241,8 +252,8 @@ class Objective:
             outputs: Outputs of the network, flattened, of the examples in question.
             weights: Position weights of the heads, for the same examples.
             rows: Indices of the examples in the batch, or None for all.
-            convex: Whether to warn of a loss that is not convex; the empirical Fisher
-                matrix needs only its gradient.
+            gradient_only: Whether only their gradients are used, as for the empirical
+                Fisher matrix.
         """
         curves = []
         for head, w in zip(self.heads, weights, strict=True):
@@ -251,7 +262,9 @@ class Objective:
                 check_likelihood(head.loss)
             if rows is not None:
                 y = vectors.take_rows(y, rows)
-            likelihood = likelihood_of(head.loss, y, outputs[head.output], convex)
+            likelihood = likelihood_of(
+                head.loss, y, outputs[head.output], gradient_only
+            )
             curves.append(Curve(head.output, likelihood, w))
         return curves
 

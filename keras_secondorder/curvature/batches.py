@@ -63,6 +63,11 @@ class Batches:
             y = y if self._labelled else None
             batch = keras.tree.map_structure(_as_tensor, (x, y, sample_weight))
             _check_rows(batch)
+            if rows_of(batch) == 0:
+                raise ValueError(
+                    "A curvature is a mean over examples. Received a batch without "
+                    "any. Pass at least one row."
+                )
             yield batch
         if empty:
             raise ValueError("The data has no batches. Pass at least one.")

@@ -7,6 +7,8 @@ from keras import ops
 
 from keras_secondorder.curvature.operator import LinearOperator
 
+SYMMETRY_TOLERANCE = 1e-4  # relative to the largest entry
+
 
 class DenseOperator(LinearOperator):
     """A matrix that is at hand.
@@ -16,7 +18,7 @@ class DenseOperator(LinearOperator):
         shapes: Shapes of a nested vector; default: one tensor of shape `(P,)`.
 
     Raises:
-        ValueError: The matrix is not square.
+        ValueError: The matrix is not square, or not symmetric.
     """
 
     def __init__(self, matrix: Any, shapes: list | None = None):
@@ -28,6 +30,13 @@ class DenseOperator(LinearOperator):
         if keras.backend.standardize_dtype(matrix.dtype) != "float64":
             matrix = ops.cast(matrix, "float32")
         dtype = keras.backend.standardize_dtype(matrix.dtype)
+        skew = float(ops.max(ops.absolute(matrix - ops.transpose(matrix))))
+        if skew > SYMMETRY_TOLERANCE * float(ops.max(ops.absolute(matrix))):
+            raise ValueError(
+                "`matrix` must be symmetric. Received one that differs from its "
+                f"transpose by {skew:.3g}. Pass `(matrix + matrix.T) / 2` if that is "
+                "rounding."
+            )
         super().__init__(shapes or [(matrix.shape[0],)], dtype)
         self._matrix = matrix
 

@@ -284,9 +284,12 @@ class LinearOperator:
                 self.damped(damping).matvec, columns[0], **options
             )
         if int(solution.status) not in SOLVED:
+            relative = float(solution.residual_norm) / float(_norm(columns[0]))
             warnings.warn(
                 f"The system is not solved to its tolerance after "
-                f"{int(solution.iterations)} iterations. " + describe(solution.status),
+                f"{int(solution.iterations)} iterations, with a residual "
+                f"{relative:.3g} times that of x = 0. {describe(solution.status)} A "
+                "singular matrix needs `damping`, or method='minres_qlp'.",
                 stacklevel=2,
             )
         return solution._replace(x=rebuild([solution.x]))
@@ -372,6 +375,10 @@ def check_count(name: str, value: int | None) -> None:
         raise ValueError(
             f"`{name}` must be at least 1. Received {name}={value}. Ask for more."
         )
+
+
+def _norm(v):
+    return ops.sqrt(ops.sum(v * v))
 
 
 def _rank(v) -> int:

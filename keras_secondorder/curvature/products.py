@@ -167,7 +167,7 @@ def empirical_fisher_products(objective: Objective, centered: bool = False) -> P
         Le Roux, Manzagol & Bengio (2008); Martens (2016), thesis, section 5.6.
     """
     network = objective.linearize_network()
-    curves = objective.curves(network.outputs, network.aux[0], convex=False)
+    curves = objective.curves(network.outputs, network.aux[0], gradient_only=True)
     cotangents = objective.loss_cotangents(network.outputs, curves)
     products = _outer_products(network, [cotangents], objective.examples)
     if not centered:

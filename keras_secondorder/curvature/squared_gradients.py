@@ -47,7 +47,7 @@ def curvature_diagonal(
         Martens (2016), thesis, sections 4.9.3 and 4.9.4; Chapelle & Erhan (2011).
     """
     outputs, (weights, inputs) = network.outputs, network.aux
-    curves = objective.curves(outputs, weights, convex=kind != "empirical")
+    curves = objective.curves(outputs, weights, gradient_only=kind == "empirical")
     random = CounterSeed(seed, counter, stream=1)
     if kind == "empirical":
         cotangents = objective.loss_cotangents(outputs, curves)

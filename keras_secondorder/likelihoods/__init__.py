@@ -13,6 +13,7 @@ from keras_secondorder.likelihoods.heads import (
     position_weights,
     read_heads,
 )
+from keras_secondorder.likelihoods.outer_product import OuterProduct
 from keras_secondorder.likelihoods.output_hessian import OutputHessian
 from keras_secondorder.likelihoods.outputs import (
     Curve,
@@ -31,6 +32,7 @@ __all__ = [
     "Gaussian",
     "Head",
     "Likelihood",
+    "OuterProduct",
     "OutputHessian",
     "Poisson",
     "by_position",

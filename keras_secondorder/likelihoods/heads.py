@@ -11,8 +11,10 @@ from keras_secondorder import autodiff
 from keras_secondorder.likelihoods.base import Likelihood
 from keras_secondorder.likelihoods.bernoulli import Bernoulli
 from keras_secondorder.likelihoods.categorical import Categorical
+from keras_secondorder.likelihoods.examination import Form, examine
 from keras_secondorder.likelihoods.gaussian import Gaussian
-from keras_secondorder.likelihoods.output_hessian import OutputHessian, check_convex
+from keras_secondorder.likelihoods.outer_product import OuterProduct
+from keras_secondorder.likelihoods.output_hessian import OutputHessian
 from keras_secondorder.likelihoods.poisson import Poisson
 
 
@@ -113,30 +115,38 @@ def _loss_object(identifier) -> keras.losses.Loss:
     return _LOSS_OF_FUNCTION.get(loss, lambda: _FunctionLoss(loss))()
 
 
-_check_convex_once = functools.lru_cache(maxsize=64)(check_convex)
+_examine_once = functools.lru_cache(maxsize=64)(examine)
 
 
-def likelihood_of(loss: keras.losses.Loss, y, z, convex: bool = True) -> Likelihood:
+def likelihood_of(
+    loss: keras.losses.Loss, y, z, gradient_only: bool = False
+) -> Likelihood:
     """The output distribution that a loss stands for.
 
     Args:
         loss: A Keras loss.
         y: The targets of the batch.
         z: The output of the network, shape `(..., D)`.
-        convex: Whether to warn, once, of a loss that is not convex in the outputs.
+        gradient_only: Whether no Hessian is asked of it, so that there is nothing to
+            warn of.
 
     Returns:
-        A `Likelihood`.
-
-    Raises:
-        ValueError: The loss couples more outputs than its Hessian is formed for.
+        A `Likelihood`. A loss without a distribution is looked at once, with warnings.
     """
     known = _distribution_of(loss)
     if known is not None and getattr(loss, "axis", -1) in (-1, len(z.shape) - 1):
         return known(loss)
-    if convex:
-        _check_convex_once(loss, len(y.shape), z.shape[-1])
-    return OutputHessian(loss, y, ops.shape(z))
+    if gradient_only:
+        return OutputHessian(loss, y, ops.shape(z))
+    classes = "int" in keras.backend.standardize_dtype(y.dtype)
+    form = _examine_once(loss, _sides(y.shape), _sides(z.shape), classes)
+    made = OuterProduct if form is Form.COUPLED else OutputHessian
+    return made(loss, y, ops.shape(z))
+
+
+def _sides(shape) -> tuple:
+    """A shape without the examples; of inner axes, two steps show enough."""
+    return (*[min(side or 2, 2) for side in shape[1:-1]], *shape[1:][-1:])
 
 
 def _distribution_of(loss):
@@ -220,6 +230,13 @@ def read_heads(model, y, y_pred, sample_weight, loss_weights=None) -> list[Head]
     losses = outputs  # until they are known, every output may have one
     losses = per_output(model.loss, "loss")
     loss_weights = per_output(loss_weights, "loss_weights")
+    if y is not None and not keras.tree.is_nested(y):
+        with_loss = sum(loss is not None for loss in losses)
+        if with_loss > 1:
+            raise ValueError(
+                f"The model has {with_loss} outputs with a loss, and `y` is one array. "
+                "Give one for each of them, as a list or a dict."
+            )
     targets = per_output(y, "y")
     if y is None:
         pairs = zip(losses, outputs, strict=True)

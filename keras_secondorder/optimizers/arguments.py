@@ -1,5 +1,11 @@
 """Messages about wrong constructor arguments, the same for every optimizer."""
 
+import numbers
+
+import keras
+
+from keras_secondorder.solvers.damping import AdaptiveDamping
+
 
 def check_one_of(name: str, value, choices) -> None:
     """Refuse a value that is not among the choices.
@@ -51,11 +57,35 @@ def check_range(name: str, value, above: float, most: float | None = None) -> No
     Raises:
         ValueError: It lies outside.
     """
-    if not above < value or (most is not None and value > most):
+    within = _is_number(value) and above < value
+    if not within or (most is not None and value > most):
         bound = "" if most is None else f" and at most {most}"
         raise ValueError(
-            f"`{name}` must be above {above}{bound}. Received {name}={value}."
+            f"`{name}` must be above {above}{bound}. Received {name}={value!r}."
         )
+
+
+def check_count(name: str, value, least: int = 1) -> None:
+    """Refuse what does not count anything.
+
+    Args:
+        name: The argument's name.
+        value: What was given.
+        least: The value must not be smaller than this.
+
+    Raises:
+        ValueError: It is no integer, or too small.
+    """
+    whole = isinstance(value, numbers.Integral) and _is_number(value)
+    if not whole or value < least:
+        raise ValueError(
+            f"`{name}` must be an integer of at least {least}. "
+            f"Received {name}={value!r}."
+        )
+
+
+def _is_number(value) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def check_rates(learning_rate, momentum) -> None:
@@ -108,14 +138,18 @@ def check_damping(damping, zero: bool = False) -> None:
         zero: Whether it may be 0.
 
     Raises:
-        ValueError: It is a number below that, or another string.
+        ValueError: It is a number below that, or something else.
     """
-    if isinstance(damping, str) and damping != "auto":
+    schedule = keras.optimizers.schedules.LearningRateSchedule
+    number = _is_number(damping)
+    if not (number or isinstance(damping, schedule | AdaptiveDamping)) and (
+        damping != "auto"
+    ):
         raise ValueError(
             "`damping` must be a number, a schedule, an `AdaptiveDamping` object or "
             f"'auto'. Received damping={damping!r}."
         )
-    if isinstance(damping, int | float):
+    if number:
         (check_at_least if zero else check_range)("damping", damping, 0)
 
 
@@ -131,8 +165,9 @@ def check_at_least(name: str, value, least: float, most: float | None = None) ->
     Raises:
         ValueError: It lies outside, or is not a number.
     """
-    if not value >= least or (most is not None and value > most):
+    within = _is_number(value) and value >= least
+    if not within or (most is not None and value > most):
         bound = "" if most is None else f" and at most {most}"
         raise ValueError(
-            f"`{name}` must be at least {least}{bound}. Received {name}={value}."
+            f"`{name}` must be at least {least}{bound}. Received {name}={value!r}."
         )

@@ -7,10 +7,12 @@ from typing import NamedTuple
 
 import keras
 from keras import ops
+from keras.optimizers.schedules import LearningRateSchedule
 
 from keras_secondorder import vectors
 from keras_secondorder.capture import check_layers
 from keras_secondorder.likelihoods import loss_weights_of
+from keras_secondorder.optimizers.arguments import check_range
 from keras_secondorder.optimizers.step_report import (
     CAUSES,
     ENTRIES,
@@ -70,7 +72,7 @@ class SecondOrderOptimizer(keras.optimizers.Optimizer):
     It keeps each argument of its constructor as an attribute of the same name.
 
     Args:
-        learning_rate: As in Keras.
+        learning_rate: A positive number, a schedule or a callable, as in Keras.
         **kwargs: Keras's shared optimizer arguments.
     """
 
@@ -80,10 +82,19 @@ class SecondOrderOptimizer(keras.optimizers.Optimizer):
     precision = "float32"
 
     def __init__(self, learning_rate=1.0, **kwargs):
+        if not isinstance(learning_rate, LearningRateSchedule) and not callable(
+            learning_rate
+        ):
+            check_range("learning_rate", learning_rate, 0)
+            learning_rate = float(learning_rate)
         super().__init__(learning_rate=learning_rate, **kwargs)
         self._model_reference = None
         self._stepping = False
         self.compiled_by_xla = False
+
+    def watches(self, model) -> bool:
+        """Whether `watch` was last called with this model."""
+        return self._model_reference is not None and self._model_reference() is model
 
     def watch(self, model) -> None:
         """Remember the model, weakly, to lay out state for its layers in `build`."""

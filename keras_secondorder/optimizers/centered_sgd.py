@@ -9,7 +9,7 @@ from keras_secondorder import vectors
 from keras_secondorder.capture import of_wrapper, places_of, plan_blocks
 from keras_secondorder.curvature import center, input_mean, uncenter
 from keras_secondorder.likelihoods import example_weights
-from keras_secondorder.optimizers.arguments import check_momentum, check_range
+from keras_secondorder.optimizers.arguments import check_momentum
 from keras_secondorder.optimizers.base import SecondOrderOptimizer, StepResult
 
 
@@ -67,8 +67,6 @@ class CenteredSGD(SecondOrderOptimizer):
     """
 
     def __init__(self, learning_rate=0.01, momentum: float = 0.0, **kwargs):
-        if isinstance(learning_rate, int | float):
-            check_range("learning_rate", learning_rate, 0)
         check_momentum(momentum)
         super().__init__(learning_rate, **kwargs)
         self.momentum = momentum

@@ -7,7 +7,10 @@ import numpy as np
 from keras import ops
 
 from keras_secondorder import vectors
-from keras_secondorder.optimizers.arguments import check_damping, check_range
+from keras_secondorder.optimizers.arguments import (
+    check_count,
+    check_damping,
+)
 from keras_secondorder.optimizers.base import StepResult
 from keras_secondorder.optimizers.flat import FlatOptimizer
 from keras_secondorder.solvers.damping import AdaptiveDamping, reduction_ratio
@@ -65,9 +68,7 @@ class DenseNewton(FlatOptimizer):
 
     def __init__(self, learning_rate, damping, trials, **kwargs):
         check_damping(damping, zero=True)
-        check_range("trials", trials, 0)
-        if isinstance(learning_rate, int | float):
-            check_range("learning_rate", learning_rate, 0)
+        check_count("trials", trials)
         super().__init__(learning_rate, **kwargs)
         self.damping = damping
         self.trials = trials

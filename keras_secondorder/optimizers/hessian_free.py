@@ -18,6 +18,7 @@ from keras_secondorder.curvature.squared_gradients import (
 )
 from keras_secondorder.optimizers.arguments import (
     check_at_least,
+    check_count,
     check_one_of,
     check_range,
 )
@@ -63,7 +64,7 @@ class HessianFree(TruncatedNewton):
             change of the activations of recurrent layers, 0 for none.
         structural_layers: Names of the layers whose activations it is, in place of
             all recurrent ones.
-        preconditioner: `M = (d + lambda)^0.75` with the diagonal `d` of the
+        preconditioner: `M = (d + lambda D)^0.75` with the diagonal `d` of the
             "empirical" Fisher matrix or of the "gauss_newton" matrix; "kronecker" for
             the damped Kronecker factors of K-FAC; or None.
         warm_start: `zeta`, a number or a schedule.
@@ -114,7 +115,7 @@ class HessianFree(TruncatedNewton):
         check_one_of("damping_matrix", damping_matrix, DAMPING_MATRICES)
         check_one_of("preconditioner", preconditioner, PRECONDITIONERS)
         check_at_least("structural_damping", structural_damping, 0)
-        check_range("cg_iterations", cg_iterations, 0)
+        check_count("cg_iterations", cg_iterations)
         check_range("cg_tolerance", cg_tolerance, 0)
         check_range("curvature_fraction", curvature_fraction, 0, 1)
         if curvature == "hessian" and structural_damping:
@@ -122,6 +123,12 @@ class HessianFree(TruncatedNewton):
                 "Structural damping adds to a Gauss-Newton product. Received "
                 f"structural_damping={structural_damping} with curvature='hessian'. "
                 "Use curvature='gauss_newton'."
+            )
+        if structural_layers and not structural_damping:
+            raise ValueError(
+                "`structural_layers` names the layers that structural damping acts on. "
+                f"Received structural_layers={structural_layers} with "
+                "structural_damping=0. Give it a positive number too."
             )
         super().__init__(learning_rate, damping, selection_fraction, **kwargs)
         self.curvature = curvature
@@ -198,8 +205,10 @@ class HessianFree(TruncatedNewton):
         multiply, diagonal = self._curvature(part, damping, k)
         D = 1.0
         if self.damping_matrix == "diagonal":
-            # The mean keeps the damping of parameters that see no data above zero.
-            D = diagonal + DIAGONAL_FLOOR * ops.mean(diagonal)
+            # The mean keeps the damping of parameters that see no data above zero;
+            # a loss without curvature is damped by the identity.
+            mean = ops.mean(diagonal)
+            D = ops.where(mean > 0, diagonal + DIAGONAL_FLOOR * mean, 1.0)
 
         def product(x):
             return multiply(x) + damping * D * x
@@ -214,7 +223,7 @@ class HessianFree(TruncatedNewton):
             -gradient,
             start,
             preconditioner=self._preconditioner(
-                objective, linear, diagonal, damping, k
+                objective, linear, diagonal, damping, D, k
             ),
             max_iterations=self.cg_iterations,
             epsilon=self.cg_tolerance,
@@ -267,12 +276,12 @@ class HessianFree(TruncatedNewton):
             )
         return multiply, diagonal
 
-    def _preconditioner(self, objective, linear, diagonal, damping, k):
+    def _preconditioner(self, objective, linear, diagonal, damping, D, k):
         """`r -> M^-1 r`, or None."""
         if self.preconditioner is None:
             return None
         if self._factors is None:
-            M = (diagonal + damping) ** 0.75
+            M = (diagonal + damping * D) ** 0.75
             return lambda r: r / M
         self._factors.update(
             vectors.is_finite(linear.outputs),

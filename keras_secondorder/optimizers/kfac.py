@@ -156,14 +156,11 @@ class KFAC(SecondOrderOptimizer):
             ("inverse_every", inverse_every, None),
             ("max_factor_size", max_factor_size, None),
             ("factor_memory", factor_memory, None),
-            ("learning_rate", learning_rate, None),
             ("norm_constraint", norm_constraint, None),
         ):
             if isinstance(value, int | float):
                 check_range(name, value, 0, most)
         check_damping(damping)
-        if isinstance(learning_rate, int):
-            learning_rate = float(learning_rate)
         super().__init__(1.0 if adaptive else learning_rate, **kwargs)
         self.adaptive = adaptive
         self.momentum = momentum

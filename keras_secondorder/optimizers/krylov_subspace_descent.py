@@ -5,7 +5,11 @@ from keras import ops
 
 from keras_secondorder import autodiff, vectors
 from keras_secondorder.curvature.products import fisher_products, gauss_newton_products
-from keras_secondorder.optimizers.arguments import check_one_of, check_range
+from keras_secondorder.optimizers.arguments import (
+    check_count,
+    check_one_of,
+    check_range,
+)
 from keras_secondorder.optimizers.base import StepResult
 from keras_secondorder.optimizers.flat import FlatOptimizer
 from keras_secondorder.optimizers.step_report import Measured
@@ -69,8 +73,8 @@ class KrylovSubspaceDescent(FlatOptimizer):
         **kwargs,
     ):
         check_one_of("curvature", curvature, tuple(CURVATURES))
-        check_range("basis_size", basis_size, 0)
-        check_range("bfgs_iterations", bfgs_iterations, 0)
+        check_count("basis_size", basis_size)
+        check_count("bfgs_iterations", bfgs_iterations)
         check_range("curvature_fraction", curvature_fraction, 0, 1)
         check_range("selection_fraction", selection_fraction, 0, 1)
         super().__init__(learning_rate, **kwargs)

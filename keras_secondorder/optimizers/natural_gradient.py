@@ -13,7 +13,11 @@ from keras_secondorder.curvature.products import (
     fisher_products,
 )
 from keras_secondorder.likelihoods import CounterSeed
-from keras_secondorder.optimizers.arguments import check_one_of, check_range
+from keras_secondorder.optimizers.arguments import (
+    check_count,
+    check_one_of,
+    check_range,
+)
 from keras_secondorder.optimizers.truncated_newton import Trial, TruncatedNewton
 from keras_secondorder.solvers import conjugate_gradient, minres_qlp
 
@@ -90,8 +94,8 @@ class NaturalGradient(TruncatedNewton):
     ):
         check_one_of("metric", metric, METRICS)
         check_one_of("solver", solver, SOLVERS)
-        check_range("metric_rows", metric_rows, 0)
-        check_range("solver_iterations", solver_iterations, 0)
+        check_count("metric_rows", metric_rows)
+        check_count("solver_iterations", solver_iterations)
         check_range("rtol", rtol, 0)
         super().__init__(learning_rate, damping, selection_fraction, **kwargs)
         self.metric = metric
@@ -101,11 +105,32 @@ class NaturalGradient(TruncatedNewton):
         self.solver_iterations = solver_iterations
         self.rtol = rtol
         self.seed = seed
+        self._check_metric_data()
         if metric == "covariance" and self.metric_data and self.metric_data[1] is None:
             raise ValueError(
                 "The covariance of the gradients needs labels. Received "
                 "metric='covariance' with inputs only. Pass metric_data=(x, y), or use "
                 "metric='fisher'."
+            )
+
+    def _check_metric_data(self):
+        arrays = [a for a in keras.tree.flatten(self.metric_data) if a is not None]
+        shapes = [a.shape for a in arrays]
+        if any(0 in shape for shape in shapes):
+            raise ValueError(
+                "`metric_data` has no examples. Received arrays of the shapes "
+                f"{shapes}. Pass at least one, or None for the batch itself."
+            )
+        if len({shape[:1] for shape in shapes}) > 1:
+            raise ValueError(
+                "`metric_data` must have as many rows in each array. Received the "
+                f"shapes {shapes}. Pass the same examples."
+            )
+        numbers = [a for a in arrays if a.dtype.kind in "fiu"]
+        if not all(np.isfinite(a).all() for a in numbers):
+            raise ValueError(
+                "`metric_data` must be finite: a metric with a NaN would have every "
+                "step skipped. Received arrays with NaN or Inf. Leave these rows out."
             )
 
     def build_state(self, model):
@@ -181,6 +206,8 @@ def _arrays(data) -> tuple:
     """`(x, y)` as NumPy arrays in Keras's float type; `y` is None without labels."""
     if _is_dataset(data):
         batches = [_pair(batch) for batch in items_of(data)]
+        if not batches:
+            raise ValueError("`metric_data` has no batches. Pass at least one.")
         x, y = keras.tree.map_structure(
             lambda *parts: None if parts[0] is None else np.concatenate(parts), *batches
         )
@@ -189,6 +216,8 @@ def _arrays(data) -> tuple:
 
 
 def _pair(data) -> tuple:
+    if isinstance(data, list | tuple) and not data:
+        raise ValueError("`metric_data` is empty. Pass inputs, or (inputs, targets).")
     x, y, _ = keras.utils.unpack_x_y_sample_weight(
         tuple(data) if isinstance(data, list | tuple) else data
     )

@@ -4,7 +4,7 @@ import keras
 from keras import ops
 
 from keras_secondorder import autodiff, vectors
-from keras_secondorder.optimizers.arguments import check_range
+from keras_secondorder.optimizers.arguments import check_count, check_range
 from keras_secondorder.optimizers.base import StepResult
 from keras_secondorder.optimizers.flat import FlatOptimizer
 from keras_secondorder.solvers.schedules import at_step
@@ -54,7 +54,7 @@ class SGDQN(FlatOptimizer):
     def __init__(self, learning_rate=0.2, damping=0.1, interval: int = 8, **kwargs):
         if isinstance(damping, int | float):
             check_range("damping", damping, 0)
-        check_range("interval", interval, 0)
+        check_count("interval", interval)
         super().__init__(learning_rate, **kwargs)
         self.damping = damping
         self.interval = interval

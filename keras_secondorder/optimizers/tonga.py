@@ -11,8 +11,8 @@ from keras_secondorder.curvature.products import empirical_fisher_products
 from keras_secondorder.likelihoods import CounterSeed
 from keras_secondorder.optimizers.arguments import (
     check_at_least,
+    check_count,
     check_one_of,
-    check_range,
 )
 from keras_secondorder.optimizers.truncated_newton import Trial, TruncatedNewton
 
@@ -87,9 +87,9 @@ class TONGA(TruncatedNewton):
         **kwargs,
     ):
         check_one_of("blocks", blocks, BLOCKS)
-        check_range("rank", rank, 0)
-        check_range("interval", interval, 0)
-        check_range("columns", columns, 0)
+        check_count("rank", rank)
+        check_count("interval", interval)
+        check_count("columns", columns)
         check_at_least("decay", decay, 0, 1 - 1e-7)
         super().__init__(learning_rate, damping, selection_fraction, **kwargs)
         self.rank = rank

@@ -57,8 +57,6 @@ class TruncatedNewton(FlatOptimizer):
     def __init__(self, learning_rate, damping, selection_fraction, **kwargs):
         check_range("selection_fraction", selection_fraction, 0, 1)
         check_damping(damping)
-        if isinstance(learning_rate, int | float):
-            check_range("learning_rate", learning_rate, 0)
         super().__init__(learning_rate, **kwargs)
         self.damping = damping
         self.selection_fraction = selection_fraction

@@ -1,5 +1,7 @@
 """One batch, from `fit` to the weights: the train step of every backend."""
 
+import warnings
+
 import keras
 from keras import ops
 
@@ -39,6 +41,11 @@ def second_order_step(model, data) -> dict:
         if isinstance(objective.examples, int) and objective.examples == 0:
             empty = CAUSES.index("empty_batch")
             return {**_metrics(model), **_count_skipped(optimizer, empty)}
+        if not objective.parameters:
+            warnings.warn("The model has no trainable weights.", stacklevel=2)
+            state = objective.linearize().aux.state
+            vectors.assign(objective.state_variables, state)
+            return _metrics(model)
         result = optimizer.step(objective)
         skipped = _count_skipped(optimizer, _report(optimizer, result))
         vectors.assign(objective.state_variables, result.state, where=result.finite)
@@ -66,6 +73,8 @@ def _count_skipped(optimizer, cause) -> dict:
 
 def _prepare(model, optimizer, x) -> None:
     """Build what the TensorFlow trainer leaves to the first, traced, step."""
+    if not optimizer.watches(model):  # another was compiled with it since
+        optimizer.watch(model)
     if not model.optimizer.built:
 
         def build():

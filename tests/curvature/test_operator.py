@@ -231,7 +231,7 @@ def test_spectral_density():
 
 
 def test_a_solve_that_stops_short_says_so():
-    with pytest.warns(UserWarning, match="after 2 iterations. MAX_ITERATIONS: "):
+    with pytest.warns(UserWarning, match="after 2 iterations.*MAX_ITERATIONS: "):
         DenseOperator(POSITIVE, SHAPES).solve(V[:, 0], max_iterations=2)
 
 
@@ -299,3 +299,14 @@ BAD = DenseOperator(np.full((2, 2), np.nan))
 def test_refused(wrong, error, message):
     with pytest.raises(error, match=message):
         wrong()
+
+
+def test_a_matrix_that_is_not_symmetric_is_refused():
+    with pytest.raises(ValueError, match="differs from its transpose by 1"):
+        DenseOperator([[1.0, 2.0], [1.0, 1.0]])
+
+
+def test_cg_on_a_singular_matrix_says_what_became_of_it():
+    G = np.random.default_rng(0).normal(size=(30, 10)).astype("float32")
+    with pytest.warns(UserWarning, match="times that of x = 0.*method='minres_qlp'"):
+        DenseOperator(G @ G.T).solve(np.ones(30, "float32"))

@@ -143,6 +143,8 @@ def test_another_loss_between_batches_is_refused():
         (lambda m: hessian(m, (b for b in batches())), "generator, which can be read"),
         (lambda m: hessian(m, []), "no batches"),
         (lambda m: hessian(m, batches(), sample_weight=W), "Pass batches \\(x, y, sam"),
+        (lambda m: hessian(m, X[:0], Y[:0]), "a batch without any"),
+        (lambda m: empirical_fisher(m, [(X[:0], Y[:0])]), "without any"),
         (lambda m: hessian(m, X), "needs targets"),
         (lambda m: gauss_newton(m, X), "needs targets"),
         (lambda m: empirical_fisher(m, [(X,)]), "needs targets"),
@@ -159,6 +161,28 @@ def test_a_loss_that_is_not_convex_is_projected_with_a_warning():
     with pytest.warns(UserWarning, match="is not convex in the outputs"):
         G = array(gauss_newton(model, X, DATA.one_hot).to_dense())
     assert np.linalg.eigvalsh(G).min() > -1e-6 * np.abs(G).max()
+
+
+def test_one_array_of_targets_for_two_outputs_is_refused():
+    x = keras.Input((X.shape[1],))
+    heads = [keras.layers.Dense(3, name=name)(x) for name in ("first", "second")]
+    model = keras.Model(x, heads)
+    model.compile(loss=["mse", "mse"])
+    for matrix in (gauss_newton, empirical_fisher):
+        with pytest.raises(ValueError, match="2 outputs with a loss, and `y` is one"):
+            matrix(model, X, DATA.one_hot)
+    model.compile(loss=["mse", None])  # one target for the one loss, as Keras has it
+    right = array(gauss_newton(model, X, [DATA.one_hot, None]).to_dense())
+    close(gauss_newton(model, X, DATA.one_hot).to_dense(), right)
+
+
+def test_a_negative_weight_counts_as_zero_in_gauss_newton():
+    signs = np.where(np.arange(len(X)) % 2, 1.0, -1.0)
+    ours = gauss_newton(classifier(), X, Y, sample_weight=signs * W)
+    close(
+        ours.to_dense(),
+        array(gauss_newton(classifier(), X, Y, np.maximum(signs, 0) * W).to_dense()),
+    )
 
 
 def test_a_frozen_model_is_refused():

@@ -167,13 +167,6 @@ def test_many_separate_outputs_have_diagonal_blocks():
     np.testing.assert_allclose((S**2).sum(), np.sum(v * right), rtol=RTOL)
 
 
-def test_many_coupled_outputs_are_refused():
-    width = MAX_DENSE_OUTPUTS + 1
-    y, z = tensor(np.zeros((2, width))), tensor(np.ones((2, width)))
-    with pytest.raises(ValueError, match="couples 65 outputs with one another"):
-        likelihood_of(as_compiled(quartic_keras), y, z)
-
-
 @pytest.mark.parametrize(
     "loss",
     [

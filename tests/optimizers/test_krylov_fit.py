@@ -94,12 +94,49 @@ def test_shared_arguments_and_frozen_layers(kind):
     assert 0 < np.linalg.norm(arrays([kernel])[0] - decayed) < 3e-3
 
 
+@pytest.mark.filterwarnings("ignore:The loss:UserWarning")
+@pytest.mark.parametrize("preconditioner", [None, "empirical"])
+def test_scale_sensitive_damping_moves_where_there_is_no_curvature(preconditioner):
+    model = classifier()
+    optimizer = kso.HessianFree(
+        damping_matrix="diagonal", preconditioner=preconditioner
+    )
+    model.compile(optimizer=optimizer, loss="mae")
+    x, y = examples()
+    y = np.eye(3)[y] - 0.3
+    before = model.test_on_batch(x, y)
+    for _ in range(5):
+        model.train_on_batch(x, y)
+    assert model.test_on_batch(x, y) < 0.9 * before
+
+
+def test_metric_data_weigh_as_much_as_the_batch():
+    """Ten times the weights and the damping: the same step."""
+    x, y = examples()
+    y = np.eye(3)[y] - 0.3
+    stepped = []
+    for c in (1.0, 10.0):
+        model = classifier()
+        optimizer = kso.NaturalGradient(
+            metric_data=x[:7] + 0.5, damping=0.1 * c, solver_iterations=100, rtol=1e-6
+        )
+        model.compile(optimizer=optimizer, loss="mse")
+        model.train_on_batch(x, y, sample_weight=np.full(len(x), c))
+        stepped.append(arrays(model.trainable_variables))
+    for ours, right in zip(*stepped, strict=True):
+        np.testing.assert_allclose(ours, right, rtol=1e-3, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("make", "arguments", "message"),
     [
         (kso.HessianFree, {"damping_matrix": "d"}, "Received damping_matrix='d'"),
         (kso.HessianFree, {"structural_damping": -0.5}, "must be at least 0. Rec"),
-        (kso.HessianFree, {"cg_iterations": 0}, "`cg_iterations` must be above 0"),
+        (kso.HessianFree, {"cg_iterations": 0}, "must be an integer of at least 1"),
+        (kso.HessianFree, {"cg_iterations": "many"}, "Received cg_iterations='many'"),
+        (kso.HessianFree, {"selection_fraction": None}, "selection_fraction=None"),
+        (kso.HessianFree, {"damping": [1.0]}, r"Received damping=\[1.0\]"),
+        (kso.HessianFree, {"structural_layers": ["a"]}, "structural_damping=0"),
         (kso.HessianFree, {"curvature_fraction": 1.5}, "and at most 1. Received"),
         (
             kso.HessianFree,
@@ -109,9 +146,18 @@ def test_shared_arguments_and_frozen_layers(kind):
         (kso.HessianFree, {"damping": float("nan")}, "Received damping=nan"),
         (kso.HessianFree, {"learning_rate": -1.0}, "`learning_rate` must be above 0"),
         (kso.NaturalGradient, {"metric": "hessian"}, r"of \('fisher', 'covariance'\)"),
-        (kso.NaturalGradient, {"metric_rows": 0}, "`metric_rows` must be above 0"),
+        (kso.NaturalGradient, {"metric_rows": 0}, "`metric_rows` must be an integer"),
         (kso.KrylovSubspaceDescent, {"curvature": "hessian"}, "curvature='hessian'"),
-        (kso.KrylovSubspaceDescent, {"basis_size": 0}, "`basis_size` must be above 0"),
+        (kso.KrylovSubspaceDescent, {"basis_size": 0}, "must be an integer"),
+        (kso.KrylovSubspaceDescent, {"learning_rate": -1}, "Received learning_rate=-1"),
+        (kso.NaturalGradient, {"metric_data": np.ones((0, 2))}, "has no examples"),
+        (kso.NaturalGradient, {"metric_data": []}, "`metric_data` is empty"),
+        (kso.NaturalGradient, {"metric_data": np.full((3, 2), np.nan)}, "finite"),
+        (
+            kso.NaturalGradient,
+            {"metric_data": (np.ones((3, 2)), np.ones((4, 2)))},
+            "as many rows",
+        ),
     ],
     ids=str,
 )

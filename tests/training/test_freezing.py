@@ -1,6 +1,7 @@
 """R26: layers frozen or unfrozen between two fits: the right blocks, or advice."""
 
 import keras
+import numpy as np
 import pytest
 from training.loop import (
     BACKEND,
@@ -71,3 +72,20 @@ def test_r16_half_of_the_layers_frozen(half):
         assert moved(arrays(layer.weights), old) == [layer.trainable] * 2, layer.name
     (block,) = model.optimizer.blocks
     assert isinstance(block.wrapper, kso.LayerWrapper)
+
+
+@pytest.mark.parametrize("make", [kso.KFAC, kso.HessianFree, kso.TONGA])
+def test_nothing_to_train_is_trained_as_keras_does(make):
+    """Nothing moves, and a warning says so."""
+    x, y = examples(16)
+    model = classifier()
+    normalization = keras.layers.BatchNormalization(name="norm")
+    model.add(normalization)
+    for layer in model.layers:
+        layer.trainable = False
+    model.compile(optimizer=make(), loss="sparse_categorical_crossentropy")
+    before = arrays(model.weights)
+    with pytest.warns(UserWarning, match="no trainable weights"):
+        history = fit(model, x, y, epochs=2)
+    assert_equal(arrays(model.weights), before)
+    assert np.isfinite(history["loss"]).all()
