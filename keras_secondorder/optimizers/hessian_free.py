@@ -64,7 +64,7 @@ class HessianFree(TruncatedNewton):
             change of the activations of recurrent layers, 0 for none.
         structural_layers: Names of the layers whose activations it is, in place of
             all recurrent ones.
-        preconditioner: `M = (d + lambda D)^0.75` with the diagonal `d` of the
+        preconditioner: `M = (d + lambda)^0.75` with the diagonal `d` of the
             "empirical" Fisher matrix or of the "gauss_newton" matrix; "kronecker" for
             the damped Kronecker factors of K-FAC; or None.
         warm_start: `zeta`, a number or a schedule.
@@ -223,7 +223,7 @@ class HessianFree(TruncatedNewton):
             -gradient,
             start,
             preconditioner=self._preconditioner(
-                objective, linear, diagonal, damping, D, k
+                objective, linear, diagonal, damping, k
             ),
             max_iterations=self.cg_iterations,
             epsilon=self.cg_tolerance,
@@ -276,12 +276,12 @@ class HessianFree(TruncatedNewton):
             )
         return multiply, diagonal
 
-    def _preconditioner(self, objective, linear, diagonal, damping, D, k):
+    def _preconditioner(self, objective, linear, diagonal, damping, k):
         """`r -> M^-1 r`, or None."""
         if self.preconditioner is None:
             return None
         if self._factors is None:
-            M = (diagonal + damping * D) ** 0.75
+            M = (diagonal + damping) ** 0.75
             return lambda r: r / M
         self._factors.update(
             vectors.is_finite(linear.outputs),
