@@ -55,6 +55,7 @@ def main():
             layers_every=100,
             # A run of seconds has no time to spare; see everything all the same.
             max_overhead=None if args.smoke else args.max_overhead,
+            final_look=True,
         )
         callbacks = [monitor]
         if importlib.util.find_spec("tensorflow"):  # Keras's own callback needs it

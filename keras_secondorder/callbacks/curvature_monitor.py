@@ -17,6 +17,7 @@ from keras_secondorder.callbacks.records import Records, as_frame
 from keras_secondorder.callbacks.step_times import StepTimes, intervals_of
 from keras_secondorder.diagnostics import has_blocks
 from keras_secondorder.diagnostics.pictures import has_matplotlib
+from keras_secondorder.optimizers.arguments import check_count, check_range
 from keras_secondorder.optimizers.base import SecondOrderOptimizer
 
 # How the overhead is shared out.
@@ -50,6 +51,8 @@ class CurvatureMonitor(keras.callbacks.Callback):
         pictures: Whether to draw factors and the spectral density, where matplotlib is.
         max_overhead: Seconds for each second of training, between 0 and 1, kept by
             spacing out what is expensive; None: no limit, all intervals as given.
+        final_look: Whether to look once at the end at whatever there was no time for,
+            outside of that limit; it may take as long as a hundred steps.
         seed: Seed of random vectors.
 
     Raises:
@@ -78,6 +81,7 @@ class CurvatureMonitor(keras.callbacks.Callback):
         top: int = 5,
         pictures: bool = True,
         max_overhead: float | None = 0.1,
+        final_look: bool = False,
         seed: int = 0,
     ):
         super().__init__()
@@ -88,15 +92,9 @@ class CurvatureMonitor(keras.callbacks.Callback):
             ("network_every", network_every, 0),
             ("top", top, 1),
         ):
-            if value < least:
-                raise ValueError(
-                    f"`{name}` must be at least {least}. Received {name}={value}."
-                )
-        if max_overhead is not None and not 0 < max_overhead <= 1:
-            raise ValueError(
-                "`max_overhead` must be above 0 and at most 1, or None for no limit. "
-                f"Received max_overhead={max_overhead}."
-            )
+            check_count(name, value, least)
+        if max_overhead is not None:
+            check_range("max_overhead", max_overhead, 0, 1)
         self.folder = None
         if log_dir is not None:
             self.folder = pathlib.Path(log_dir) / "curvature"
@@ -105,7 +103,7 @@ class CurvatureMonitor(keras.callbacks.Callback):
         self.step_every, self.layers_every = step_every, layers_every
         self.network_every, self.top = network_every, top
         self.pictures = pictures and has_matplotlib()
-        self.max_overhead, self.seed = max_overhead, seed
+        self.max_overhead, self.final_look, self.seed = max_overhead, final_look, seed
         # Keras may hand the logs of a batch over in another thread, while the next step
         # is being computed: they are only put down there. Everything else is done
         # between two steps.
@@ -143,6 +141,7 @@ class CurvatureMonitor(keras.callbacks.Callback):
         self._second_order = isinstance(self._optimizer, SecondOrderOptimizer)
         self._step = int(ops.convert_to_numpy(self._optimizer.iterations))
         self._work, self._training, self._mark, self._compilation = 0.0, 0.0, None, None
+        self._ends = [self._step]
         self._arrived.clear()
         self._wanted, self._metrics, self._last_logs = set(), None, (0, None)
         rule = intervals_of(self._optimizer) if self._second_order else {}
@@ -204,23 +203,31 @@ class CurvatureMonitor(keras.callbacks.Callback):
             values = {f"Step/time_share/{part}": s for part, s in shares.items()}
             values["Step/seconds"] = self._times.seconds
             self._records.scalars(self._step, values)
-        self._extend_history(epoch)
+        self._ends.append(self._step)
+        self._extend_history()
         if self._records.file is not None:
             self._records.file.flush()
         self._work += time.perf_counter() - start
 
     def on_train_end(self, logs=None):
-        """Close the file, and say what there was no time for."""
+        """Close the file, and see, or say, what there was no time for."""
         self._take_logs()  # all have arrived by now
+        missing = [task for task in self._tasks if not task.runs]
+        if self.final_look and self._step:
+            _ = self.model  # on JAX, this brings the variables up to date
+            for task in missing:
+                task.run(self._step, time.perf_counter)
+            self._extend_history()
+            missing = []
         if self._records.file is not None:
             self._records.file.close()
             self._records.file = None
-        missing = [task.name for task in self._tasks if not task.runs]
         if missing:
+            names = ", ".join(task.name for task in missing)
             warnings.warn(
-                f"CurvatureMonitor had no time for: {', '.join(missing)}. Received "
+                f"CurvatureMonitor had no time for: {names}. Received "
                 f"max_overhead={self.max_overhead} for {self._training:.0f} s of "
-                "training. Raise it, or train for longer.",
+                "training. Raise it, train for longer, or set final_look=True.",
                 stacklevel=2,
             )
         self._looks = None
@@ -329,12 +336,16 @@ class CurvatureMonitor(keras.callbacks.Callback):
             values["Step/learning_rate"] = rate
         self._records.scalars(step, values)
 
-    def _extend_history(self, epoch):
+    def _extend_history(self):
+        """Put each epoch's last values there; NaN for what was not looked at in it."""
         history = self._watched.history
         if not isinstance(history, keras.callbacks.History):
             return
-        for tag, value in self.latest().items():
-            values = history.history.setdefault(tag, [])
-            # Keras adds this epoch to the others only after this callback.
-            values += [float("nan")] * (len(history.epoch) - len(values))
-            values.append(value)
+        epochs = len(self._ends) - 1
+        # The one before too: on JAX, its last logs may have come since.
+        for i in range(max(0, epochs - 2), epochs):
+            found = self._records.latest(self._ends[i], self._ends[i + 1])
+            for tag in {*found, *self._records.latest()}:
+                values = history.history.setdefault(tag, [])
+                values += [float("nan")] * (i + 1 - len(values))
+                values[i] = found.get(tag, values[i])

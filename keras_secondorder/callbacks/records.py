@@ -33,10 +33,15 @@ class Records:
                 if self.file is not None:
                     self.file.scalar(tag, step, value, describe(tag))
 
-    def latest(self) -> dict:
-        """The last value of every tag."""
+    def latest(self, after: float = -math.inf, until: float = math.inf) -> dict:
+        """The last value of every tag.
+
+        Args:
+            after: Only of the steps after this one.
+            until: The last step to look at.
+        """
         found = {}
-        for step in sorted(self._rows):
+        for step in sorted(s for s in self._rows if after < s <= until):
             found.update(self._rows[step])
         return found
 

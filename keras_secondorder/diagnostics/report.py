@@ -1,5 +1,6 @@
 """A page of text, and a page of pictures, about the curvature of a trained model."""
 
+import warnings
 from typing import NamedTuple
 
 import keras
@@ -10,6 +11,8 @@ from keras_secondorder.diagnostics.layers import gains, has_blocks, layers
 from keras_secondorder.diagnostics.measures import NoiseScale
 from keras_secondorder.diagnostics.network import NetworkProbe, Spectrum
 from keras_secondorder.diagnostics.pictures import draw_density, new_figure
+
+NEAR_ZERO = 1e-3  # eigenvalues that are smaller than this share of the largest
 
 
 class Report(NamedTuple):
@@ -57,9 +60,12 @@ class Report(NamedTuple):
         ):
             top = "".join(f"{value:>10.3g}" for value in spectrum.top)
             lines.append(f"{name:<14}{spectrum.trace:>10.3g}{top}")
-        negative = self.density.weights[self.density.nodes < 0].sum()
+        nodes, weights = self.density.nodes, self.density.weights
+        near = np.abs(nodes) <= NEAR_ZERO * np.abs(nodes).max()
+        negative = weights[(nodes < 0) & ~near].sum()
         lines += [
-            f"negative eigenvalues of the Hessian: {negative:.0%}",
+            f"eigenvalues of the Hessian: {weights[near].sum():.2%} within "
+            f"{NEAR_ZERO:g} of the largest from zero, {negative:.2%} below",
             "",
             f"gradient: length {length}, "
             f"{self.gradient_share:.0%} of its square in the Hessian's top subspace",
@@ -132,6 +138,13 @@ def report(
     hessian, share = probe.hessian()
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     blocks = optimizer is not None and has_blocks(optimizer)
+    if blocks and not int(keras.ops.convert_to_numpy(optimizer.iterations)):
+        blocks = False
+        warnings.warn(
+            f"{type(optimizer).__name__} has taken no step yet, so that it has no "
+            "factors to show. Train first; the network's curvature is shown as it is.",
+            stacklevel=2,
+        )
     found = Report(
         name=model.name,
         parameters=sum(int(np.prod(v.shape)) for v in model.trainable_variables),

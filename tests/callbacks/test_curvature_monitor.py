@@ -159,8 +159,32 @@ def test_history_has_the_last_values_of_each_epoch(kfac):
     assert kfac.history["Step/damping"][-1] == kfac.monitor.latest()["Step/damping"]
     for tag, values in kfac.history.items():
         assert len(values) == EPOCHS, tag
-    # Not measured in the first two epochs, which are NaN and not left out.
-    assert np.isfinite(kfac.history["Network/hessian_trace"][2:]).all()
+    frame = kfac.monitor.frame()
+    steps, traces = np.array(frame["step"]), np.array(frame["Network/hessian_trace"])
+    for epoch, value in enumerate(kfac.history["Network/hessian_trace"]):
+        inside = (steps > 12 * epoch) & (steps <= 12 * (epoch + 1))
+        measured = traces[inside & np.isfinite(traces)]
+        # NaN, and no repetition, where it was not measured.
+        np.testing.assert_equal(value, measured[-1] if measured.size else np.nan)
+
+
+def test_a_final_look_at_what_there_was_no_time_for():
+    options = {"max_overhead": 1e-9, "pictures": False}
+    found = {}
+    for final in (False, True):
+        model = compiled(classifier(), kso.KFAC())
+        monitor = CurvatureMonitor(final_look=final, **options)
+        if final:
+            history = fit(model, X, Y, epochs=2, callbacks=[monitor])
+        else:
+            with pytest.warns(UserWarning, match="no time for.*or set final_look=True"):
+                fit(model, X, Y, epochs=2, callbacks=[monitor])
+        found[final] = {*monitor.latest()}
+    expected = group("Network", NETWORK | ERRORS)
+    assert not found[False] & expected
+    assert expected <= found[True]
+    values = history["Network/hessian_trace"]
+    assert np.isnan(values[0]) and np.isfinite(values[1])
 
 
 def test_pictures_histograms_and_texts(kfac):
@@ -262,10 +286,10 @@ def test_without_tensorboard(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("rows", 1), ("step_every", 0), ("top", 0), ("network_every", -1)],
+    [("rows", 1), ("step_every", 0), ("top", 0), ("network_every", -1), ("rows", "2")],
 )
 def test_numbers_out_of_range_are_refused(name, value):
-    with pytest.raises(ValueError, match=f"`{name}` must be at least"):
+    with pytest.raises(ValueError, match=f"`{name}` must be an integer of at least"):
         CurvatureMonitor(**{name: value})
     with pytest.raises(ValueError, match="`max_overhead` must be above 0"):
         CurvatureMonitor(max_overhead=0)

@@ -127,8 +127,10 @@ def test_a_browser_sees_the_run(page):
         "histograms": "Layers/hidden/A_spectrum",
         "text": "Step/how_to_read",
     }
-    for tab, tag in expected.items():
-        assert tag in tags(tab), tab
     if "TENSORBOARD_SCREENSHOTS" in os.environ:
         for tab in expected:
             show(tab)
+    if "TENSORBOARD_LOGS" in os.environ:
+        return  # their layers may have other names
+    for tab, tag in expected.items():
+        assert tag in tags(tab), tab

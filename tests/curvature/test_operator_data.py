@@ -163,19 +163,6 @@ def test_a_loss_that_is_not_convex_is_projected_with_a_warning():
     assert np.linalg.eigvalsh(G).min() > -1e-6 * np.abs(G).max()
 
 
-def test_one_array_of_targets_for_two_outputs_is_refused():
-    x = keras.Input((X.shape[1],))
-    heads = [keras.layers.Dense(3, name=name)(x) for name in ("first", "second")]
-    model = keras.Model(x, heads)
-    model.compile(loss=["mse", "mse"])
-    for matrix in (gauss_newton, empirical_fisher):
-        with pytest.raises(ValueError, match="2 outputs with a loss, and `y` is one"):
-            matrix(model, X, DATA.one_hot)
-    model.compile(loss=["mse", None])  # one target for the one loss, as Keras has it
-    right = array(gauss_newton(model, X, [DATA.one_hot, None]).to_dense())
-    close(gauss_newton(model, X, DATA.one_hot).to_dense(), right)
-
-
 def test_a_negative_weight_counts_as_zero_in_gauss_newton():
     signs = np.where(np.arange(len(X)) % 2, 1.0, -1.0)
     ours = gauss_newton(classifier(), X, Y, sample_weight=signs * W)

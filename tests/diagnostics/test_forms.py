@@ -49,3 +49,12 @@ def test_moments_products_and_the_report(form, capsys):
     assert set(gains(optimizer, v)) == {layer.name for layer in found}
     kso.diagnostics.report(model, X, X[:, :2])
     assert "dense" in capsys.readouterr().out
+
+
+def test_a_report_before_the_first_step_has_no_factors():
+    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(2)])
+    model.compile(optimizer=kso.KFAC(), loss="mse")
+    with pytest.warns(UserWarning, match="KFAC has taken no step yet"):
+        found = kso.diagnostics.report(model, X, X[:, :2])
+    assert found.layers == [] and found.errors == {} and found.gains == {}
+    assert found.hessian.trace > 0

@@ -353,3 +353,12 @@ def test_structures_that_do_not_match_are_refused(loss, message):
     outputs = [tensor(a) for a in TWO]
     with pytest.raises(ValueError, match=message):
         read_heads(Compiled(loss, ("a", "b")), outputs, outputs, None)
+
+
+def test_one_array_of_targets_is_for_one_loss():
+    outputs = [tensor(a) for a in TWO]
+    with pytest.raises(ValueError, match="2 outputs with a loss, and `y` is one array"):
+        read_heads(Compiled(["mse", "mse"], ("a", "b")), outputs[0], outputs, None)
+    one_loss = Compiled(["mse", None], ("a", "b"))  # as Keras has it
+    (head,) = read_heads(one_loss, outputs[0], outputs, None)
+    np.testing.assert_array_equal(numpy(head.y), TWO[0])
