@@ -324,3 +324,12 @@ def test_added_loss_is_in_the_hessian_alone_r15(loss):
         close(gauss_newton(model, FOUR.x, REAL).to_dense(), G)
         right = right + G
     close(hessian(model, FOUR.x, y).to_dense(), right)
+
+
+def test_a_negative_weight_counts_as_zero_in_gauss_newton():
+    loss, activation, y = DENSE["ce_logits"]
+    model = compiled(problems.sequential([problems.dense(3, activation)]), loss)
+    weight = np.where(np.arange(len(y)) % 2, 1.0, -1.0)
+    ours = gauss_newton(model, BATCH.x, y, sample_weight=weight)
+    right = gauss_newton(model, BATCH.x, y, sample_weight=np.maximum(weight, 0.0))
+    close(ours.to_dense(), array(right.to_dense()))

@@ -163,15 +163,6 @@ def test_a_loss_that_is_not_convex_is_projected_with_a_warning():
     assert np.linalg.eigvalsh(G).min() > -1e-6 * np.abs(G).max()
 
 
-def test_a_negative_weight_counts_as_zero_in_gauss_newton():
-    signs = np.where(np.arange(len(X)) % 2, 1.0, -1.0)
-    ours = gauss_newton(classifier(), X, Y, sample_weight=signs * W)
-    close(
-        ours.to_dense(),
-        array(gauss_newton(classifier(), X, Y, np.maximum(signs, 0) * W).to_dense()),
-    )
-
-
 def test_a_frozen_model_is_refused():
     model = classifier()
     model.trainable = False
