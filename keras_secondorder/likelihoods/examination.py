@@ -1,6 +1,5 @@
 """Looking at a loss that has no distribution, before its curvature is used."""
 
-import enum
 import warnings
 
 import numpy as np
@@ -22,18 +21,7 @@ WITHOUT_OUTPUT_HESSIAN = (
 )
 
 
-class Form(enum.Enum):
-    """What the Hessian of a loss with respect to the outputs looks like.
-
-    `BLOCKS`: one block of at most 64 rows a position, or a diagonal.
-    `COUPLED`: anything else.
-    """
-
-    BLOCKS = 0
-    COUPLED = 1
-
-
-def examine(loss, targets: tuple, outputs: tuple, classes: bool) -> Form:
+def is_coupled(loss, targets: tuple, outputs: tuple, classes: bool) -> bool:
     """Look at the Hessian of a loss, and warn of what will be done without.
 
     It is formed at a few outputs and targets between 0 and 1, where losses on
@@ -46,7 +34,8 @@ def examine(loss, targets: tuple, outputs: tuple, classes: bool) -> Form:
         classes: Whether the targets are integers.
 
     Returns:
-        Its form.
+        Whether it is anything but one block of at most 64 rows for each position, or a
+        diagonal.
     """
     name = getattr(getattr(loss, "fn", None), "__name__", loss.name)
     y, z = _probes(targets, outputs, classes)
@@ -58,7 +47,7 @@ def examine(loss, targets: tuple, outputs: tuple, classes: bool) -> Form:
         return ops.convert_to_numpy(Hv)
 
     try:
-        form, block = autodiff.eagerly(lambda: _form(product, z))
+        block = autodiff.eagerly(lambda: _blocks(product, z))
     except Exception as error:  # the user's own function may do anything
         warnings.warn(
             f"The loss '{name}' could not be looked at on {EXAMPLES} examples of its "
@@ -66,8 +55,8 @@ def examine(loss, targets: tuple, outputs: tuple, classes: bool) -> Form:
             "apart and to be convex in the outputs.",
             stacklevel=3,
         )
-        return Form.BLOCKS
-    if form is Form.COUPLED:
+        return False
+    if block is None:
         warnings.warn(
             f"The loss '{name}' couples outputs of several examples or positions, or "
             f"more than {MAX_DENSE_OUTPUTS} of one: its Hessian has no small blocks. "
@@ -78,7 +67,7 @@ def examine(loss, targets: tuple, outputs: tuple, classes: bool) -> Form:
         )
     elif block.size:
         _warn_of_curvature(name, block, outputs[-1])
-    return form
+    return block is None
 
 
 def _probes(targets, outputs, classes) -> tuple:
@@ -103,8 +92,8 @@ def _probes(targets, outputs, classes) -> tuple:
     return y, z
 
 
-def _form(product, z) -> tuple:
-    """`(form, blocks of the positions where the loss is defined)`."""
+def _blocks(product, z) -> np.ndarray | None:
+    """The blocks of the positions where the loss is defined; None without blocks."""
     width = z.shape[-1]
     # One position is moved: what happens at the others?
     v = np.zeros(z.shape)
@@ -115,7 +104,7 @@ def _form(product, z) -> tuple:
     Hv[first] = 0.0
     others = np.abs(Hv[np.isfinite(Hv)]).max(initial=0.0)
     if others > TOLERANCE * own:
-        return Form.COUPLED, None
+        return None
     probes = min(width, MAX_DENSE_OUTPUTS)
     columns = []
     for k in range(probes):
@@ -127,8 +116,8 @@ def _form(product, z) -> tuple:
     if width > MAX_DENSE_OUTPUTS and block.size:
         off_diagonal = block * (1 - np.eye(width, probes))
         if np.abs(off_diagonal).max() > TOLERANCE * np.abs(block).max():
-            return Form.COUPLED, None
-    return Form.BLOCKS, block
+            return None
+    return block
 
 
 def _warn_of_curvature(name, block, width) -> None:

@@ -11,7 +11,7 @@ from keras_secondorder import autodiff
 from keras_secondorder.likelihoods.base import Likelihood
 from keras_secondorder.likelihoods.bernoulli import Bernoulli
 from keras_secondorder.likelihoods.categorical import Categorical
-from keras_secondorder.likelihoods.examination import Form, examine
+from keras_secondorder.likelihoods.examination import is_coupled
 from keras_secondorder.likelihoods.gaussian import Gaussian
 from keras_secondorder.likelihoods.outer_product import OuterProduct
 from keras_secondorder.likelihoods.output_hessian import OutputHessian
@@ -115,7 +115,7 @@ def _loss_object(identifier) -> keras.losses.Loss:
     return _LOSS_OF_FUNCTION.get(loss, lambda: _FunctionLoss(loss))()
 
 
-_examine_once = functools.lru_cache(maxsize=64)(examine)
+_is_coupled = functools.lru_cache(maxsize=64)(is_coupled)
 
 
 def likelihood_of(
@@ -139,8 +139,8 @@ def likelihood_of(
     if gradient_only:
         return OutputHessian(loss, y, ops.shape(z))
     classes = "int" in keras.backend.standardize_dtype(y.dtype)
-    form = _examine_once(loss, _sides(y.shape), _sides(z.shape), classes)
-    made = OuterProduct if form is Form.COUPLED else OutputHessian
+    coupled = _is_coupled(loss, _sides(y.shape), _sides(z.shape), classes)
+    made = OuterProduct if coupled else OutputHessian
     return made(loss, y, ops.shape(z))
 
 
