@@ -95,7 +95,7 @@ class AdaptiveRates(FirstOrderOptimizer):
 
     def update_step(self, gradient, variable, learning_rate):
         """The step of one variable."""
-        index = self._get_variable_index(variable)
+        index = self.place_of(variable)
         rate = ops.convert_to_tensor(self.rates[index])
         before = ops.convert_to_tensor(self.gradients[index])
         g = ops.cast(gradient, rate.dtype)

@@ -17,6 +17,16 @@ class FirstOrderOptimizer(keras.optimizers.Optimizer):
     def __init__(self, learning_rate=1.0, **kwargs):
         super().__init__(learning_rate=learning_rate, **kwargs)
 
+    def build(self, variables):
+        """Remember which parameters there are."""
+        super().build(variables)
+        self._parameters = list(variables)
+        self._places = {id(v): i for i, v in enumerate(self._parameters)}
+
+    def place_of(self, variable) -> int:
+        """Number of a parameter among those that the optimizer was built for."""
+        return self._places[id(variable)]
+
     def add_slots(self, variables, name: str, value: float) -> list:
         """One variable of the optimizer for each parameter, filled with a number."""
         initializer = keras.initializers.Constant(value)
@@ -31,7 +41,7 @@ class FirstOrderOptimizer(keras.optimizers.Optimizer):
         if not self.built and trainable_variables is not None:
             self.build(trainable_variables)
         finite = vectors.is_finite([g for g in grads if g is not None])
-        state = [*self._trainable_variables, *self.variables]
+        state = [*self._parameters, *self.variables]
         # Copies: PyTorch assigns in place.
         before = [ops.copy(value) for value in vectors.values(state)]
         super().apply(grads, trainable_variables)

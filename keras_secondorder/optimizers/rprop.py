@@ -78,7 +78,7 @@ class RProp(FirstOrderOptimizer):
 
     def update_step(self, gradient, variable, learning_rate):
         """The step of one variable."""
-        index = self._get_variable_index(variable)
+        index = self.place_of(variable)
         step, before = self.steps[index], self.gradients[index]
         g = ops.cast(gradient, step.dtype)
         agreement = ops.sign(g) * ops.sign(ops.convert_to_tensor(before))
