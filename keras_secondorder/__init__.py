@@ -12,6 +12,7 @@ from keras_secondorder import (
     layers,
     solvers,
     testing,
+    tuning,
 )
 from keras_secondorder.capture import LayerWrapper, register_layer_wrapper
 from keras_secondorder.layers import whiten
@@ -25,6 +26,7 @@ from keras_secondorder.optimizers import (
     DiagonalGaussNewton,
     HessianFree,
     KrylovSubspaceDescent,
+    LayerwiseDescent,
     LevenbergMarquardt,
     MatrixMomentum,
     NaturalGradient,
@@ -56,6 +58,7 @@ __all__ = [
     "DiagonalGaussNewton",
     "HessianFree",
     "KrylovSubspaceDescent",
+    "LayerwiseDescent",
     "LevenbergMarquardt",
     "MatrixMomentum",
     "NaturalGradient",
@@ -84,4 +87,5 @@ __all__ = [
     "layers",
     "solvers",
     "testing",
+    "tuning",
 ]

@@ -30,6 +30,7 @@ ROOMS = (
     "diagnostics",
     "callbacks",
     "testing",
+    "tuning",
 )
 # Imports against the order that are allowed inside a function: the room that asks, and
 # the room it asks for. An optimizer's base class attaches the model it is given.

@@ -7,6 +7,7 @@ from keras_secondorder.optimizers.diagonal_gauss_newton import DiagonalGaussNewt
 from keras_secondorder.optimizers.hessian_free import HessianFree
 from keras_secondorder.optimizers.kfac import KFAC
 from keras_secondorder.optimizers.krylov_subspace_descent import KrylovSubspaceDescent
+from keras_secondorder.optimizers.layerwise_descent import LayerwiseDescent
 from keras_secondorder.optimizers.levenberg_marquardt import LevenbergMarquardt
 from keras_secondorder.optimizers.matrix_momentum import MatrixMomentum
 from keras_secondorder.optimizers.natural_gradient import NaturalGradient
@@ -27,6 +28,7 @@ __all__ = [
     "DiagonalGaussNewton",
     "HessianFree",
     "KrylovSubspaceDescent",
+    "LayerwiseDescent",
     "LevenbergMarquardt",
     "MatrixMomentum",
     "NaturalGradient",
