@@ -44,15 +44,19 @@ def parse_arguments(description, epochs, batch_size, extra=None):
 
 
 class Stopwatch:
-    """Counts the seconds spent training, not those spent on measuring the result."""
+    """Counts the seconds spent training, not those spent on measuring the result.
 
-    def __init__(self):
+    Args:
+        now: A function that tells the time.
+    """
+
+    def __init__(self, now=time.perf_counter):
         self.seconds = 0.0
-        self._since = None
+        self._now, self._since = now, None
 
     def start(self):
         """Starts, or goes on."""
-        self._since = time.perf_counter()
+        self._since = self._now()
 
     def pause(self):
         """Stops counting.
@@ -60,7 +64,7 @@ class Stopwatch:
         Returns:
             The seconds counted so far.
         """
-        self.seconds += time.perf_counter() - self._since
+        self.seconds += self._now() - self._since
         return self.seconds
 
 

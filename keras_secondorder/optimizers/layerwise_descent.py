@@ -45,7 +45,7 @@ class LayerwiseDescent(SecondOrderOptimizer):
         >>> model = keras.Sequential([keras.Input((4,)), *layers])
         >>> model.compile(optimizer=kso.LayerwiseDescent(0.1), loss="mse")
         >>> x = keras.random.normal((64, 4), seed=0)
-        >>> history = model.fit(x, ops.tanh(x[:, :1]), epochs=50, verbose=0)
+        >>> history = model.fit(x, keras.ops.tanh(x[:, :1]), epochs=50, verbose=0)
         >>> history.history["loss"][-1] < 0.1
         True
 
