@@ -77,6 +77,7 @@ class Objective:
         self.precision = precision
         self._loss_scale = ops.cast(loss_scale, precision)
         self.state_variables = state_variables(model)
+        self._random = autodiff.random_state()
         if values is None:
             values = map(vectors.values, (self.variables, self.state_variables))
         self.parameters, self._state = values
@@ -110,13 +111,9 @@ class Objective:
         other = copy.copy(self)
         other._x, other._y = x, y
         if sample_weight is None and self._sample_weight is not None:
-            count = other.examples
-
-            def mean(w):
-                return ops.broadcast_to(ops.mean(w), (count,))
-
+            ones = ops.ones((other.examples,))
             sample_weight = keras.tree.map_structure(
-                lambda w: None if w is None else mean(w), self._sample_weight
+                lambda w: None if w is None else ops.mean(w) * ones, self._sample_weight
             )
         other._sample_weight = sample_weight
         if self._sums():
@@ -134,6 +131,7 @@ class Objective:
         return bool(sums) and all(sums)
 
     def _scope(self, parameters):
+        autodiff.set_random_state(self._random)
         values = zip(self.variables, parameters, strict=True)
         state = zip(self.state_variables, self._state, strict=True)
         return keras.StatelessScope([*values, *state], collect_losses=True)

@@ -99,3 +99,11 @@ def test_wrong_wrapper_fails_the_check():
     finally:
         _WRAPPERS.clear()
         _WRAPPERS.update(known)
+
+
+def test_the_page_has_the_meaning_of_each_dial():
+    spec = importlib.util.spec_from_file_location("dials", DOCS / "dial_table.py")
+    dials = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(dials)
+    page = (DOCS / "reading_the_dials.md").read_text()
+    assert dials.tables() in page, "Print it again with `python docs/dial_table.py`."

@@ -14,6 +14,8 @@ linearize = _backend.linearize
 linearize_gradient = _backend.linearize_gradient
 eagerly = _backend.eagerly
 no_grad = _backend.no_grad
+random_state = _backend.random_state
+set_random_state = _backend.set_random_state
 spd_inverses = _backend.spd_inverses
 symmetric_eigh = _backend.symmetric_eigh
 
@@ -36,6 +38,8 @@ __all__ = [
     "linearize",
     "linearize_gradient",
     "no_grad",
+    "random_state",
+    "set_random_state",
     "portable",
     "spd_inverses",
     "stepwise",

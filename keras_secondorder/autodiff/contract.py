@@ -28,6 +28,8 @@ The functions of a backend module:
     eagerly(function)                 -> function(), computed at once, also while a
                                          step is being traced; it may take derivatives
     no_grad()                         -> a context in which no graph is recorded
+    random_state()                    -> what draws without a Keras seed depend on
+    set_random_state(state)           -> None; such draws are then repeated
     spd_inverses(matrices, compiled=False)
                                       -> the inverses of symmetric positive definite
                                          matrices, or of stacks (k, d, d) of them; NaN

@@ -136,6 +136,14 @@ def no_grad():
     return contextlib.nullcontext()
 
 
+def random_state():
+    """None: all draws come from Keras's seed variables."""
+
+
+def set_random_state(state):
+    """Nothing to set."""
+
+
 def spd_inverses(matrices, compiled=False):
     """Invert symmetric positive definite matrices; NaN where one is not definite.
 

@@ -95,6 +95,20 @@ def _gradients(outputs, sources, cotangents, create_graph=False):
     ]
 
 
+def random_state():
+    """The state of PyTorch's own generators, from which layers without a seed draw."""
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    return torch.get_rng_state(), cuda
+
+
+def set_random_state(state):
+    """Let them draw again what they drew from this state on."""
+    cpu, cuda = state
+    torch.set_rng_state(cpu)
+    if cuda:
+        torch.cuda.set_rng_state_all(cuda)
+
+
 def _differentiable_attention():
     """The kernel of attention that can be differentiated twice; the others can't."""
     return torch.nn.attention.sdpa_kernel([torch.nn.attention.SDPBackend.MATH])

@@ -44,7 +44,7 @@ class Task:
         self.group, self.name = group, name
         self._run, self._purse = run, purse
         self._cost, self._every, self._next = guess, every, 0
-        self.runs = 0
+        self.runs, self._failed = 0, False
 
     def guess(self, seconds: float) -> None:
         """Say what the first run may take, now that more is known."""
@@ -61,7 +61,7 @@ class Task:
             step: Steps taken.
             training: Seconds of training so far.
         """
-        wanted = self._next is not None and step >= self._next
+        wanted = self._next is not None and step >= self._next and not self._failed
         return wanted and self._purse.allows(self._cost, training)
 
     def run(self, step: int, clock: Callable) -> None:
@@ -75,7 +75,7 @@ class Task:
         try:
             self._run(step)
         except Exception as error:  # training goes on, whatever could not be measured
-            self._every = None
+            self._every, self._failed = None, True
             warnings.warn(
                 f"CurvatureMonitor leaves out '{self.name}' from step {step} on, which "
                 f"failed: {error}",

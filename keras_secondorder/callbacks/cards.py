@@ -10,8 +10,9 @@ STEP = {
     "right. Below 1/4: it promises too much, and lambda rises. Above 1: it is careful.",
     "predicted_change": "Change of the loss by the damped quadratic model.",
     "actual_change": "Change of the loss on the same batch.",
-    "quadratic_form": "delta^T F delta without damping: twice the Kullback-Leibler "
-    "divergence by which the step moved the predictions.",
+    "quadratic_form": "delta^T C delta with the curvature C, without damping. Where C "
+    "is the Fisher matrix: twice the Kullback-Leibler divergence by which the step "
+    "moved the predictions.",
     "update_norm": "Length of the update.",
     "gradient_norm": "Length of the gradient of the batch.",
     "update_gradient_cosine": "-1: straight down the gradient. Near 0: curvature (or "
@@ -62,9 +63,11 @@ NETWORK = {
     "gauss_newton_trace": "Sum of all eigenvalues, an estimate.",
     "gradient_square": "Squared length of the mean gradient, noise taken out.",
     "gradient_variance": "Total variance of the gradient of one example.",
-    "noise_scale": "Their ratio: the batch size at which noise and signal weigh alike.",
+    "noise_scale": "`gradient_variance` over `gradient_square`: the batch size at "
+    "which noise and signal weigh alike.",
     "kronecker_error": "v^T F_kron v over v^T F v, less 1. 0: exact. -0.5: the "
-    "approximation sees half of the curvature, and steps along v are too long.",
+    "approximation sees half of the curvature, and steps along v are too long. In "
+    "training mode.",
     "density": "Density of the eigenvalues of the Hessian, by Lanczos quadrature.",
 }
 
@@ -74,7 +77,7 @@ TITLES = {
     "Layers": "The Kronecker factors `A` (of the inputs) and `G` (of the gradients) of "
     "each layer, as the optimizer keeps them.",
     "Network": "The curvature of the whole network at the present weights, on one "
-    "fixed batch, with layers in evaluation mode.",
+    "fixed batch, with layers in evaluation mode unless `training=True`.",
 }
 
 

@@ -53,6 +53,8 @@ class CurvatureMonitor(keras.callbacks.Callback):
             spacing out what is expensive; None: no limit, all intervals as given.
         final_look: Whether to look once at the end at whatever there was no time for,
             outside of that limit; it may take as long as a hundred steps.
+        training: Whether "Network" has layers in training mode, as they are in a step;
+            the errors of the Kronecker approximation always do.
         seed: Seed of random vectors.
 
     Raises:
@@ -82,6 +84,7 @@ class CurvatureMonitor(keras.callbacks.Callback):
         pictures: bool = True,
         max_overhead: float | None = 0.1,
         final_look: bool = False,
+        training: bool = False,
         seed: int = 0,
     ):
         super().__init__()
@@ -103,7 +106,8 @@ class CurvatureMonitor(keras.callbacks.Callback):
         self.step_every, self.layers_every = step_every, layers_every
         self.network_every, self.top = network_every, top
         self.pictures = pictures and has_matplotlib()
-        self.max_overhead, self.final_look, self.seed = max_overhead, final_look, seed
+        self.max_overhead, self.final_look = max_overhead, final_look
+        self.training, self.seed = training, seed
         # Keras may hand the logs of a batch over in another thread, while the next step
         # is being computed: they are only put down there. Everything else is done
         # between two steps.
@@ -157,6 +161,7 @@ class CurvatureMonitor(keras.callbacks.Callback):
             self.top,
             self.seed,
             self.pictures,
+            self.training,
         )
         self._plan_tasks(network=self.network_every > 0 and batch is not None)
         if self._records.file is not None:
@@ -345,7 +350,7 @@ class CurvatureMonitor(keras.callbacks.Callback):
         # The one before too: on JAX, its last logs may have come since.
         for i in range(max(0, epochs - 2), epochs):
             found = self._records.latest(self._ends[i], self._ends[i + 1])
-            for tag in {*found, *self._records.latest()}:
+            for tag in sorted({*found, *self._records.latest()}):
                 values = history.history.setdefault(tag, [])
                 values += [float("nan")] * (i + 1 - len(values))
                 values[i] = found.get(tag, values[i])

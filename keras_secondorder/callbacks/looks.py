@@ -24,11 +24,15 @@ class Looks:
         top: Number of eigenvalues.
         seed: Seed of random vectors.
         pictures: Whether to draw.
+        training: Whether the network is looked at in training mode.
     """
 
-    def __init__(self, model, optimizer, batch, records: Records, top, seed, pictures):
+    def __init__(
+        self, model, optimizer, batch, records: Records, top, seed, pictures, training
+    ):
         self._model, self._optimizer, self._batch = model, optimizer, batch
         self._records, self._top, self._seed = records, top, seed
+        self._training = training
         self._pictures = pictures and records.file is not None
         self._probe, self._next_picture = None, 0
 
@@ -36,9 +40,8 @@ class Looks:
     def probe(self) -> NetworkProbe:
         """The operators of the network, made when they are first used."""
         if self._probe is None:
-            self._probe = NetworkProbe(
-                self._model, *self._batch, top=self._top, seed=self._seed
-            )
+            options = {"top": self._top, "seed": self._seed, "training": self._training}
+            self._probe = NetworkProbe(self._model, *self._batch, **options)
         return self._probe
 
     def texts(self, step: int, groups) -> None:

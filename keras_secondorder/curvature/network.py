@@ -6,12 +6,17 @@ import numpy as np
 from keras import ops
 
 from keras_secondorder import autodiff, vectors
-from keras_secondorder.capture import check_layers
 from keras_secondorder.curvature.batches import Batches, rows_of
+from keras_secondorder.curvature.compiled_model import (
+    build_loss,
+    check_loss,
+    check_model,
+)
 from keras_secondorder.curvature.operator import (
     MAX_EXACT_PRODUCTS,
     LinearOperator,
     check_count,
+    check_samples,
 )
 from keras_secondorder.curvature.products import (
     empirical_fisher_products,
@@ -198,7 +203,9 @@ class NetworkOperator(LinearOperator):
     def __init__(
         self, model, data, build, training, builds_loss=False, penalized=False
     ):
-        _check(model)
+        check_model(model)
+        if not builds_loss:
+            check_loss(model)
         variables = list(model.trainable_variables)
         super().__init__(
             [v.shape for v in variables],
@@ -271,6 +278,7 @@ class NetworkOperator(LinearOperator):
         self._check_unchanged()
         self._kept = None
         self._point, self._state = self._present()
+        self._random = autodiff.random_state()
         # At once: what cannot be done is said here, and a single batch is done with.
         next(self._prepared())
         return self
@@ -310,7 +318,7 @@ class NetworkOperator(LinearOperator):
             Chapelle & Erhan (2011); Martens, Sutskever & Swersky (2012); Martens
             (2016), thesis, section 4.9.4.
         """
-        check_count("samples", samples)
+        check_samples(samples, exact)
         few_rows = samples is None and self.shape[0] <= MAX_EXACT_PRODUCTS
         if exact is None and few_rows:
             return super().diagonal(exact=True)
@@ -332,6 +340,12 @@ class NetworkOperator(LinearOperator):
             rows += count
         return total / rows + self._penalties
 
+    def trace(self, samples: int | None = 64, method: str = "hutch++", seed: int = 0):
+        """As of any operator; the exact one is the sum of the exact diagonal."""
+        if samples is None:
+            return ops.sum(self.diagonal(exact=True))
+        return super().trace(samples, method, seed)
+
     def _prepared(self):
         if self._kept is not None:
             yield self._kept
@@ -339,7 +353,10 @@ class NetworkOperator(LinearOperator):
         self._check_unchanged()
         for number, batch in enumerate(self._data):
             number = ops.convert_to_tensor(number, "int32")
+            outside = autodiff.random_state()
+            autodiff.set_random_state(self._random)
             prepared = self._prepare(self._point, self._state, batch, number)
+            autodiff.set_random_state(outside)
             item = prepared, rows_of(batch)
             if self._data.single:
                 self._kept = item
@@ -358,30 +375,3 @@ def _units(shapes):
 def _signs(random, shapes, number):
     for _ in range(number):
         yield [2.0 * random.integers(0, 2, s) - 1.0 for s in shapes]
-
-
-def build_loss(model, data) -> None:
-    """Let Keras make what it makes at the first call of `compute_loss`."""
-    before = model.metrics_variables
-    values = [ops.copy(v) for v in vectors.values(before)]
-    x, y, sample_weight = next(iter(data))
-    with autodiff.no_grad():
-        model.compute_loss(x, y, model(x, training=False), sample_weight)
-    if len(model.metrics_variables) == len(before):
-        vectors.assign(before, values)
-    else:
-        model.reset_metrics()
-
-
-def _check(model) -> None:
-    if not model.compiled:
-        raise ValueError(
-            "The curvature is that of a compiled loss. Received a model that is not "
-            "compiled. Call `model.compile(loss=...)` first."
-        )
-    if not model.built or not model.trainable_variables:
-        raise ValueError(
-            "The model has no trainable variables. Received one that is not built or "
-            "is frozen. Call it on a batch, or unfreeze a layer, first."
-        )
-    check_layers(model)

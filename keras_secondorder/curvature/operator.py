@@ -145,7 +145,7 @@ class LinearOperator:
             Bekas, Kokiopoulou & Saad (2007), section 2.
         """
         size = self.shape[0]
-        check_count("samples", samples)
+        check_samples(samples, exact)
         if exact is None:
             exact = samples is None and size <= MAX_EXACT_PRODUCTS
         if exact:
@@ -374,6 +374,16 @@ def check_count(name: str, value: int | None) -> None:
     if value is not None and value < 1:
         raise ValueError(
             f"`{name}` must be at least 1. Received {name}={value}. Ask for more."
+        )
+
+
+def check_samples(samples: int | None, exact: bool | None) -> None:
+    """Refuse a number of random vectors below 1, or one for an exact diagonal."""
+    check_count("samples", samples)
+    if exact and samples is not None:
+        raise ValueError(
+            "An exact diagonal takes no random vectors. Received exact=True with "
+            f"samples={samples}. Give one of them."
         )
 
 

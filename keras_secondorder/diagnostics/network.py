@@ -9,7 +9,8 @@ from keras import ops
 from keras_secondorder import autodiff, vectors
 from keras_secondorder.curvature import Density, gauss_newton, hessian
 from keras_secondorder.curvature.batches import Batches
-from keras_secondorder.curvature.network import build_loss
+from keras_secondorder.curvature.compiled_model import build_loss
+from keras_secondorder.curvature.operator import MAX_EXACT_PRODUCTS
 from keras_secondorder.diagnostics.measures import (
     NoiseScale,
     noise_scale,
@@ -37,7 +38,7 @@ class NetworkProbe:
     """What there is to see of a model's curvature on one batch.
 
     Each method looks at the weights that the model has when it is called. What a
-    backend compiles is compiled once, in the first call. Layers are in evaluation mode.
+    backend compiles is compiled once, in the first call.
 
     Args:
         model: A compiled and built Keras model.
@@ -47,13 +48,16 @@ class NetworkProbe:
         top: How many eigenvalues to look for.
         parts: Number of equal parts of the batch for the noise of the gradient.
         seed: Seed of random vectors.
+        training: Whether layers are in training mode, as they are in a step.
 
     Raises:
         ValueError: The batch has fewer examples than parts.
     """
 
-    def __init__(self, model, x, y, sample_weight=None, top=5, parts=8, seed=0):
-        self._model, self._seed = model, seed
+    def __init__(
+        self, model, x, y, sample_weight=None, top=5, parts=8, seed=0, training=False
+    ):
+        self._model, self._seed, self._training = model, seed, training
         self._data = x, y, sample_weight
         rows = len(keras.tree.flatten(x)[0])
         parts = min(parts, rows)
@@ -69,7 +73,7 @@ class NetworkProbe:
             vectors.take_rows((x, y, sample_weight), np.arange(i, i + self.part_size))
             for i in range(0, parts * self.part_size, self.part_size)
         ]
-        self._hessian = self._gauss_newton = self._compute = None
+        self._hessian = self._gauss_newton = self._in_steps = self._compute = None
 
     def hessian(self) -> tuple[Spectrum, float]:
         """The outer eigenvalues and the trace of the Hessian.
@@ -119,7 +123,8 @@ class NetworkProbe:
         ```
 
         without damping and penalties: 0 is perfect, -0.5 half of the curvature. `F` is
-        that of this batch, the approximation the optimizer's running average.
+        that of this batch, in training mode as in a step, the approximation the
+        optimizer's running average.
 
         Args:
             optimizer: A built `KFAC`.
@@ -128,7 +133,7 @@ class NetworkProbe:
             The errors along the last "update", the "gradient" and, on average, in
             "random" directions.
         """
-        G = self._gauss_newton = self._at_present(self._gauss_newton, gauss_newton)
+        G = self._in_steps = self._at_present(self._in_steps, gauss_newton, True)
         curvature = optimizer.curvature
         random = np.random.default_rng(self._seed)
         directions = {
@@ -158,13 +163,15 @@ class NetworkProbe:
                 errors[name] = float(np.mean(found))
         return errors
 
-    def _at_present(self, operator, build):
-        return (
-            build(self._model, *self._data) if operator is None else operator.refresh()
-        )
+    def _at_present(self, operator, build, training=None):
+        if operator is not None:
+            return operator.refresh()
+        training = self._training if training is None else training
+        return build(self._model, *self._data, training=training)
 
     def _spectrum(self, operator, values) -> Spectrum:
-        trace = operator.trace(samples=24, seed=self._seed)
+        few = operator.shape[0] <= MAX_EXACT_PRODUCTS
+        trace = operator.trace(samples=None if few else 24, seed=self._seed)
         return Spectrum(ops.convert_to_numpy(values).astype(float), float(trace))
 
     def _flat(self, v: list) -> np.ndarray:
@@ -172,11 +179,11 @@ class NetworkProbe:
 
     def _part_gradients(self) -> list:
         if self._compute is None:
-            self._compute = _gradient_function(self._model, self._parts)
+            self._compute = _gradient_function(self._model, self._parts, self._training)
         return self._compute()
 
 
-def _gradient_function(model, parts):
+def _gradient_function(model, parts, training):
     """A function that takes the gradient of each part at the present weights."""
     batches = list(Batches(model, parts, None, None))
     build_loss(model, batches)
@@ -188,7 +195,7 @@ def _gradient_function(model, parts):
             model,
             *batch,
             loss_weights=loss_weights,
-            training=False,
+            training=training,
             values=(parameters, state),
             precision=precision,
         )

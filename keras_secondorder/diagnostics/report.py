@@ -22,6 +22,7 @@ class Report(NamedTuple):
         name: Name of the model.
         parameters: Number of trainable parameters.
         rows: Number of examples that were used.
+        training: Whether layers were in training mode.
         hessian: `Spectrum` of the Hessian.
         gauss_newton: `Spectrum` of the Gauss-Newton matrix.
         gradient_share: Share of the squared gradient in the space of the Hessian's top
@@ -36,6 +37,7 @@ class Report(NamedTuple):
     name: str
     parameters: int
     rows: int
+    training: bool
     hessian: Spectrum
     gauss_newton: Spectrum
     gradient_share: float
@@ -50,7 +52,8 @@ class Report(NamedTuple):
         length = f"{square**0.5:.3g} without noise" if square > 0 else "lost in noise"
         lines = [
             f"Curvature of '{self.name}': {self.parameters:,} parameters, "
-            f"{self.rows} examples, evaluation mode",
+            f"{self.rows} examples, "
+            f"{'training' if self.training else 'evaluation'} mode",
             "",
             f"{'':<14}{'trace':>10}  largest eigenvalues",
         ]
@@ -74,6 +77,8 @@ class Report(NamedTuple):
         ]
         if self.layers:
             lines += ["", *self._table()]
+        if self.layers:
+            lines.append("(docs/reading_the_dials.md says how to read the columns)")
         if self.errors:
             found = ", ".join(f"{e:+.0%} ({n})" for n, e in self.errors.items())
             lines += ["", f"Kronecker approximation of v^T F v is off by {found}"]
@@ -98,7 +103,14 @@ class Report(NamedTuple):
 
 
 def report(
-    model, x, y=None, sample_weight=None, rows: int = 256, top: int = 5, seed: int = 0
+    model,
+    x,
+    y=None,
+    sample_weight=None,
+    rows: int = 256,
+    top: int = 5,
+    seed: int = 0,
+    training: bool = False,
 ) -> Report:
     """Print a page about the curvature of a trained model.
 
@@ -110,6 +122,8 @@ def report(
         rows: Most examples that are used, the first ones.
         top: Number of eigenvalues.
         seed: Seed of random vectors.
+        training: Whether layers are in training mode, as they are in a step; batch
+            normalisation then uses the statistics of these examples.
 
     Returns:
         A `Report` with all numbers.
@@ -134,7 +148,9 @@ def report(
     x, y, sample_weight = keras.tree.map_structure(
         lambda t: None if t is None else t[:rows], (x, y, sample_weight)
     )
-    probe = NetworkProbe(model, x, y, sample_weight, top=top, seed=seed)
+    probe = NetworkProbe(
+        model, x, y, sample_weight, top=top, seed=seed, training=training
+    )
     hessian, share = probe.hessian()
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     blocks = optimizer is not None and has_blocks(optimizer)
@@ -149,6 +165,7 @@ def report(
         name=model.name,
         parameters=sum(int(np.prod(v.shape)) for v in model.trainable_variables),
         rows=len(keras.tree.flatten(x)[0]),
+        training=training,
         hessian=hessian,
         gauss_newton=probe.gauss_newton(),
         gradient_share=share,
@@ -177,7 +194,8 @@ def plot(found: Report, path=None):
     """
     figure = new_figure(11.0, 3.8 if not found.layers else 7.4)
     panels = figure.subplots(2 if found.layers else 1, 2, squeeze=False)
-    figure.subplots_adjust(0.07, 0.09, 0.98, 0.93, hspace=0.25)
+    edges = (0.09, 0.93) if found.layers else (0.15, 0.88)
+    figure.subplots_adjust(0.07, edges[0], 0.98, edges[1], hspace=0.25)
     draw_density(panels[0, 0], found.density)
     top = panels[0, 1]
     for name, spectrum in (

@@ -1,5 +1,6 @@
 """Looking at a loss that has no distribution, before its curvature is used."""
 
+import contextlib
 import warnings
 
 import numpy as np
@@ -40,22 +41,22 @@ def is_coupled(loss, targets: tuple, outputs: tuple, classes: bool) -> bool:
     name = getattr(getattr(loss, "fn", None), "__name__", loss.name)
     y, z = _probes(targets, outputs, classes)
 
-    def product(v):
+    def product(v, y=y):
         probe = OutputHessian(loss, ops.convert_to_tensor(y))
         v = ops.convert_to_tensor(v.astype("float32"))
         Hv = probe.unprojected_product(ops.convert_to_tensor(z), v)
         return ops.convert_to_numpy(Hv)
 
     try:
-        block = autodiff.eagerly(lambda: _blocks(product, z))
+        block = autodiff.eagerly(lambda: _blocks(product, z, y))
     except Exception as error:  # the user's own function may do anything
         warnings.warn(
             f"The loss '{name}' could not be looked at on {EXAMPLES} examples of its "
-            f"own ({type(error).__name__}: {error}). It is taken to treat examples "
-            "apart and to be convex in the outputs.",
+            f"own ({type(error).__name__}: {error}). The second moment of its "
+            "gradients is used in place of the Gauss-Newton matrix.",
             stacklevel=3,
         )
-        return False
+        return True
     if block is None:
         warnings.warn(
             f"The loss '{name}' couples outputs of several examples or positions, or "
@@ -71,7 +72,10 @@ def is_coupled(loss, targets: tuple, outputs: tuple, classes: bool) -> bool:
 
 
 def _probes(targets, outputs, classes) -> tuple:
-    """Targets and outputs of a few examples; half of the outputs are not in (0, 1)."""
+    """Targets and outputs of a few examples; half of the outputs are not in (0, 1).
+
+    The first and the second half have the same targets: a loss may compare them.
+    """
     rng = np.random.default_rng(0)
     z_shape = (EXAMPLES, *outputs)
     z = rng.uniform(0.05, 0.95, z_shape).astype("float32")
@@ -81,30 +85,30 @@ def _probes(targets, outputs, classes) -> tuple:
     else:
         y_shape = (*z_shape[:-1], targets[-1])
     width = outputs[-1]
+    half, again = (EXAMPLES // 2, *y_shape[1:]), [2] + [1] * (len(y_shape) - 1)
     if classes:
         one_hot = len(targets) == len(outputs) and targets[-1] == width > 1
-        drawn = rng.integers(0, max(width, 2), y_shape[:-1] if one_hot else y_shape)
+        drawn = rng.integers(0, max(width, 2), half[:-1] if one_hot else half)
         y = np.eye(width, dtype="int32")[drawn] if one_hot else drawn.astype("int32")
-        return y, z
-    y = rng.uniform(0.05, 0.95, y_shape).astype("float32")
+        return np.tile(y, again), z
+    y = rng.uniform(0.05, 0.95, half).astype("float32")
     if len(y_shape) == len(z_shape) and y_shape[-1] > 1:
         y = y / y.sum(-1, keepdims=True)
-    return y, z
+    return np.tile(y, again), z
 
 
-def _blocks(product, z) -> np.ndarray | None:
+def _blocks(product, z, y) -> np.ndarray | None:
     """The blocks of the positions where the loss is defined; None without blocks."""
     width = z.shape[-1]
     # One position is moved: what happens at the others?
     v = np.zeros(z.shape)
     first = (0,) * (z.ndim - 1)
     v[first] = np.linspace(0.5, 1.0, width)
-    Hv = product(v)
-    own = np.abs(Hv[first]).max()
-    Hv[first] = 0.0
-    others = np.abs(Hv[np.isfinite(Hv)]).max(initial=0.0)
-    if others > TOLERANCE * own:
-        return None
+    for Hv in _products(product, v, y):
+        own = np.abs(Hv[first]).max()
+        Hv[first] = 0.0
+        if np.abs(Hv[np.isfinite(Hv)]).max(initial=0.0) > TOLERANCE * own:
+            return None
     probes = min(width, MAX_DENSE_OUTPUTS)
     columns = []
     for k in range(probes):
@@ -118,6 +122,16 @@ def _blocks(product, z) -> np.ndarray | None:
         if np.abs(off_diagonal).max() > TOLERANCE * np.abs(block).max():
             return None
     return block
+
+
+def _products(product, v, y):
+    """`H v`, and again with targets far apart, as a loss that ranks wants them."""
+    yield product(v)
+    if y.dtype.kind == "f":
+        numbers = np.arange(len(y), dtype=y.dtype)
+        spread = y + 2.0 * numbers.reshape(-1, *[1] * (y.ndim - 1))
+        with contextlib.suppress(Exception):  # no targets of the user's loss
+            yield product(v, spread)
 
 
 def _warn_of_curvature(name, block, width) -> None:

@@ -307,7 +307,25 @@ def position_weights(head: Head, z, y_pred):
     linear = autodiff.vjp(reduced, [values], taps=False)
     weights = linear.pullback([ops.ones_like(linear.outputs[0])])[0]
     weights = ops.cast(ops.stop_gradient(weights), z.dtype)
-    return ops.where(weights > 0, weights, ops.zeros_like(weights))
+    weights = ops.where(weights < 0, ops.zeros_like(weights), weights)
+    return _by_positions_of(z, weights, head.loss)
+
+
+def _by_positions_of(z, weights, loss):
+    """The weights without axes that Keras's losses would not have."""
+    rank, examples = len(weights.shape), z.shape[0]
+    if rank == len(z.shape) and weights.shape[-1] == 1:
+        weights, rank = weights[..., 0], rank - 1
+    if rank == 1 and weights.shape[0] == 1 != examples:
+        return weights[0]
+    known = zip(weights.shape, z.shape, strict=False)
+    if any(None not in (a, b) and a != b for a, b in known):
+        raise ValueError(
+            f"The loss '{loss.name}' gives values of shape {tuple(weights.shape)} for "
+            f"outputs of shape {tuple(z.shape)}. It must give one value an example or "
+            "position, or one number."
+        )
+    return weights
 
 
 def _without_ignored(head: Head, values, y_pred):

@@ -10,12 +10,12 @@ class Poisson(Likelihood):
     """Independent `y ~ Poisson(z)` for each of the D outputs.
 
     ```
-    score = 1 - y / z,   F = 1 / z
+    score = 1 - y / (z + eps),   F = z / (z + eps)^2  where z > 0, else 0
     ```
 
     The loss is not convex in `z` for every target, so its Hessian `y / z^2` is
-    replaced by the expectation over targets, `1 / z`; behind an exponential
-    activation the two are the same matrix.
+    replaced by the expectation over targets, `1 / z` but for Keras's `eps`; behind an
+    exponential activation the two are the same matrix.
     """
 
     def scale(self, z):
@@ -31,14 +31,19 @@ class Poisson(Likelihood):
         noise = keras.random.normal(ops.shape(z), dtype=z.dtype, seed=seed)
         return z + ops.sqrt(positive(z)) * noise
 
+    def _information(self, z):
+        """The diagonal of `F`."""
+        positive_z = ops.maximum(z, 0.0)
+        return positive_z / (positive_z + keras.config.epsilon()) ** 2
+
     def score(self, z, y):
-        """`1 - y / z`."""
-        return (z - y) / positive(z)
+        """`1 - y / (z + eps)`."""
+        return 1.0 - y / (ops.maximum(z, 0.0) + keras.config.epsilon())
 
     def hessian_product(self, z, v):
-        """`v / z`."""
-        return v / positive(z)
+        """`F v`."""
+        return self._information(z) * v
 
     def sqrt_product(self, z, u):
-        """`u / sqrt(z)`."""
-        return u / ops.sqrt(positive(z))
+        """`sqrt(F) u`."""
+        return ops.sqrt(self._information(z)) * u

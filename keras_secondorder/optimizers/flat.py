@@ -1,11 +1,17 @@
 """Optimizers whose solvers see the parameters as one flat vector."""
 
 import math
+import warnings
 
+import keras
 from keras import ops
 
 from keras_secondorder import vectors
+from keras_secondorder.capture import sublayers
 from keras_secondorder.optimizers.base import SecondOrderOptimizer
+
+# After ten steps, this leaves a third of what moving statistics were at the start.
+MOST_MOMENTUM = 0.9
 
 
 class FlatOptimizer(SecondOrderOptimizer):
@@ -17,8 +23,27 @@ class FlatOptimizer(SecondOrderOptimizer):
     #: The layers that are watched during a step.
     wrappers: tuple = ()
 
+    def announce(self):
+        """Warn once where moving statistics cannot follow few, large steps."""
+        lagging, self._lagging = self._lagging, []
+        if lagging:
+            warnings.warn(
+                f"{type(self).__name__} takes few, large steps, and the moving "
+                f"statistics of {', '.join(lagging)} keep most of their old values at "
+                "each. `evaluate` and `predict` may lag far behind training. Give "
+                "BatchNormalization `momentum=0.5`.",
+                stacklevel=2,
+            )
+
     def build_state(self, model):
         """Remember the shapes of the parameters."""
+        layers = [layer for layer in sublayers(model) if layer.trainable]
+        self._lagging = [
+            layer.name
+            for layer in layers
+            if isinstance(layer, keras.layers.BatchNormalization)
+            and layer.momentum > MOST_MOMENTUM
+        ]
         variables = model.trainable_variables
         self.precision = vectors.precision_of(variables)
         self._shapes = [tuple(v.shape) for v in variables]

@@ -117,6 +117,8 @@ class HessianFree(TruncatedNewton):
         check_at_least("structural_damping", structural_damping, 0)
         check_count("cg_iterations", cg_iterations)
         check_range("cg_tolerance", cg_tolerance, 0)
+        if isinstance(warm_start, int | float):
+            check_at_least("warm_start", warm_start, 0, 1)
         check_range("curvature_fraction", curvature_fraction, 0, 1)
         if curvature == "hessian" and structural_damping:
             raise ValueError(

@@ -99,13 +99,12 @@ class NaturalGradient(TruncatedNewton):
         check_range("rtol", rtol, 0)
         super().__init__(learning_rate, damping, selection_fraction, **kwargs)
         self.metric = metric
-        self.metric_data = None if metric_data is None else _arrays(metric_data)
+        self.metric_data = metric_data
         self.metric_rows = metric_rows
         self.solver = solver
         self.solver_iterations = solver_iterations
         self.rtol = rtol
         self.seed = seed
-        self._check_metric_data()
         if metric == "covariance" and self.metric_data and self.metric_data[1] is None:
             raise ValueError(
                 "The covariance of the gradients needs labels. Received "
@@ -113,32 +112,25 @@ class NaturalGradient(TruncatedNewton):
                 "metric='fisher'."
             )
 
-    def _check_metric_data(self):
-        arrays = [a for a in keras.tree.flatten(self.metric_data) if a is not None]
-        shapes = [a.shape for a in arrays]
-        if any(0 in shape for shape in shapes):
-            raise ValueError(
-                "`metric_data` has no examples. Received arrays of the shapes "
-                f"{shapes}. Pass at least one, or None for the batch itself."
-            )
-        if len({shape[:1] for shape in shapes}) > 1:
-            raise ValueError(
-                "`metric_data` must have as many rows in each array. Received the "
-                f"shapes {shapes}. Pass the same examples."
-            )
-        numbers = [a for a in arrays if a.dtype.kind in "fiu"]
-        if not all(np.isfinite(a).all() for a in numbers):
-            raise ValueError(
-                "`metric_data` must be finite: a metric with a NaN would have every "
-                "step skipped. Received arrays with NaN or Inf. Leave these rows out."
-            )
+    @property
+    def metric_data(self):
+        """What the metric is measured on, `(x, y)` as arrays, or None.
 
-    def build_state(self, model):
-        """Create the scalars; put the metric's data where the steps are computed."""
-        super().build_state(model)
+        It may be set, as after `load_model`, which goes on without it.
+        """
+        return self._metric_data
+
+    @metric_data.setter
+    def metric_data(self, data):
+        arrays = None if data is None else _arrays(data)
+        _check_arrays(arrays)
+        self._metric_data = arrays
         self._metric_tensors = keras.tree.map_structure(
-            lambda a: None if a is None else ops.convert_to_tensor(a), self.metric_data
+            lambda a: None if a is None else ops.convert_to_tensor(a), arrays
         )
+        model = self._model_reference and self._model_reference()
+        if model is not None:
+            model.train_function = None  # a compiled step has the old data in it
 
     def propose(self, objective, linear, gradient, damping, k) -> Trial:
         """A truncated solve with the damped metric."""
@@ -195,11 +187,32 @@ class NaturalGradient(TruncatedNewton):
         if self.metric_data is not None:
             warnings.warn(
                 "The data of NaturalGradient(metric_data=...) are not saved. A model "
-                "that is loaded measures its metric on the batch; compile it with the "
-                "data again.",
+                "that is loaded measures its metric on the batch until "
+                "`model.optimizer.metric_data = ...` is set.",
                 stacklevel=2,
             )
         return super().get_config()
+
+
+def _check_arrays(data) -> None:
+    arrays = [a for a in keras.tree.flatten(data) if a is not None]
+    shapes = [a.shape for a in arrays]
+    if any(0 in shape for shape in shapes):
+        raise ValueError(
+            "`metric_data` has no examples. Received arrays of the shapes "
+            f"{shapes}. Pass at least one, or None for the batch itself."
+        )
+    if len({shape[:1] for shape in shapes}) > 1:
+        raise ValueError(
+            "`metric_data` must have as many rows in each array. Received the "
+            f"shapes {shapes}. Pass the same examples."
+        )
+    numbers = [a for a in arrays if a.dtype.kind in "fiu"]
+    if not all(np.isfinite(a).all() for a in numbers):
+        raise ValueError(
+            "`metric_data` must be finite: a metric with a NaN would have every "
+            "step skipped. Received arrays with NaN or Inf. Leave these rows out."
+        )
 
 
 def _arrays(data) -> tuple:

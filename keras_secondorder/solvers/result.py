@@ -37,7 +37,7 @@ ADVICE = {
     ),
     Status.PROGRESS: (
         "The quadratic stopped decreasing by more than `epsilon` per iteration; "
-        "lower `epsilon` for a more exact solution."
+        "lower `epsilon` (HessianFree: `cg_tolerance`) for a more exact solution."
     ),
     Status.MAX_ITERATIONS: (
         "The iteration limit came first; raise it, improve the preconditioner "

@@ -268,6 +268,12 @@ def test_no_curvature_where_keras_clips_a_probability(name):
         close(S @ S.swapaxes(-1, -2), F)
 
 
+def test_a_rate_below_zero_has_no_curvature():
+    z = tensor([[-1.0, 0.0, 2.0]])
+    F = matrices(Poisson().hessian_product, ops.convert_to_numpy(z))[0]
+    np.testing.assert_allclose(F, np.diag([0.0, 0.0, 0.5]), rtol=1e-6)
+
+
 def test_outputs_that_do_not_sum_to_one_are_scaled_as_keras_does():
     """The expected Hessian of Keras's own loss, at positive outputs of any size."""
     z = np.exp(2.0 * NATURAL)

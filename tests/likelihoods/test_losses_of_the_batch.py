@@ -47,7 +47,7 @@ def test_one_number_has_the_curvature_of_its_rows_r10(rows):
     np.testing.assert_allclose(ours, right, atol=1e-5)
     # From the square root, which on TensorFlow takes some time for each column.
     if rows == 8:
-        diagonal = operator.diagonal(samples=1, exact=True)
+        diagonal = operator.diagonal(exact=True)
         diagonal = ops.convert_to_numpy(diagonal)
         np.testing.assert_allclose(diagonal, np.diag(right), atol=1e-5)
 
@@ -94,3 +94,51 @@ def test_a_batch_with_nan_is_skipped_with_a_loss_without_distribution_r4(optimiz
     logs = [model.train_on_batch(x, Y, return_dict=True) for x in (X * np.nan, X, X)]
     assert int(logs[-1]["skipped_steps"]) == 1
     assert np.isfinite(logs[-1]["loss"])
+
+
+def test_values_of_one_column_are_those_of_the_examples():
+    def column(y, z):
+        return ops.mean(ops.square(z - y), axis=-1, keepdims=True)
+
+    right, _ = dense(kso.curvature.gauss_newton, X, Y, "mse")
+    ours, _ = dense(kso.curvature.gauss_newton, X, Y, column)
+    np.testing.assert_allclose(ours, right, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:The loss:UserWarning")
+def test_one_value_for_a_pair_of_examples_is_refused():
+    def pairs(y, z):
+        return ops.sum(ops.square(z[0::2] - z[1::2]), axis=-1)
+
+    with pytest.raises(ValueError, match="one value an example or"):
+        dense(kso.curvature.gauss_newton, X, Y, pairs)
+
+
+@pytest.mark.parametrize("matrix", ["gauss_newton", "fisher", "empirical_fisher"])
+def test_a_model_without_a_loss_has_the_hessian_only(matrix):
+    model = keras.Sequential([keras.Input((2,)), layers.Dense(D)])
+    model.compile(optimizer="sgd")
+    with pytest.raises(ValueError, match="compiled without one"):
+        getattr(kso.curvature, matrix)(model, X, Y)
+
+
+def test_a_compute_loss_of_the_model_s_own_is_said_not_to_be_seen():
+    class Ten(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = layers.Dense(D)
+
+        def call(self, x):
+            return self.dense(x)
+
+        def compute_loss(self, *args, **kwargs):
+            return 10.0 * super().compute_loss(*args, **kwargs)
+
+    model = Ten()
+    model(X)
+    model.compile(loss="mse")
+    with pytest.warns(UserWarning, match="Ten defines its own `compute_loss`"):
+        G = kso.curvature.gauss_newton(model, X, Y)
+    H = kso.curvature.hessian(model, X, Y)
+    ratio = float(H.trace(None)) / float(G.trace(None))
+    np.testing.assert_allclose(ratio, 10.0, rtol=1e-4)

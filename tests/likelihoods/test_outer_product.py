@@ -42,6 +42,17 @@ def many_outputs(y, z):
     return ops.sum(z - y, axis=-1) ** 2
 
 
+def same_label(y, z):
+    same = ops.cast(ops.equal(y[:, :1], ops.transpose(y[:, :1])), z.dtype)
+    return ops.mean(ops.square(ops.matmul(same, z)), axis=-1)
+
+
+def ranking(y, z):
+    above = ops.cast(y[:, :1] > ops.transpose(y[:, :1]) + 1.0, z.dtype)
+    gap = z[:, :1] - ops.transpose(z[:, :1])
+    return ops.mean(above * ops.softplus(-gap)) + 0.0 * ops.sum(z)
+
+
 def mean_of_squares(y, z):
     return ops.mean(ops.square(z - y))
 
@@ -51,6 +62,8 @@ COUPLED = {
     "contrastive": (contrastive, (N, D)),
     "Dice": (keras.losses.Dice(), (N, 4, 4, 1)),
     "along time": (along_time, (N, 30, D)),
+    "same label": (same_label, (N, D)),
+    "ranking": (ranking, (N, D)),
     "65 outputs": (many_outputs, (N, MAX_DENSE_OUTPUTS + 1)),
 }
 
@@ -85,14 +98,14 @@ def test_integer_targets_are_looked_at_as_classes(recwarn):
     assert not [w for w in recwarn.list if "The loss" in str(w.message)]
 
 
-def test_a_loss_that_cannot_be_looked_at_is_said_to_be_taken_as_it_is():
+def test_a_loss_that_cannot_be_looked_at_is_read_by_its_gradients():
     def eight_rows(y, z):
         return ops.sum(ops.reshape(z - y, (N, D)) ** 2, axis=-1)
 
     y, z = tensor(RNG.normal(size=(2, N, D)))
     with pytest.warns(UserWarning, match="could not be looked at on 16 examples"):
         made = likelihood_of(as_loss(eight_rows, y, z), y, z)
-    assert isinstance(made, OutputHessian)
+    assert isinstance(made, OuterProduct)
 
 
 def gradient_of(loss, y, z):

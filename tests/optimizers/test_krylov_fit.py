@@ -1,5 +1,7 @@
 """The optimizers that solve by products in `fit`: traces, memory, arguments."""
 
+import warnings
+
 import keras
 import numpy as np
 import pytest
@@ -164,3 +166,50 @@ def test_metric_data_weigh_as_much_as_the_batch():
 def test_wrong_arguments(make, arguments, message):
     with pytest.raises(ValueError, match=message):
         make(**arguments)
+
+
+@pytest.mark.parametrize("kind", ["hf", "ng", "ksd"])
+def test_moving_statistics_that_lag_are_said(kind):
+    x, y = examples(16)
+    for momentum, expected in ((0.99, 1), (0.5, 0)):
+        model = classifier()
+        model.add(keras.layers.BatchNormalization(momentum=momentum, name="norm"))
+        compiled(model, KINDS[kind](**SMALL[kind]))
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            fit(model, x, y, epochs=2)
+        told = [w for w in seen if "moving statistics of norm" in str(w.message)]
+        assert len(told) == expected
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_dropout_masks_are_the_same_in_all_evaluations_of_a_step_r13(seed):
+    """With much damping the model is exact, and what differs is the masks alone."""
+    x, y = examples(48)
+    model = classifier()
+    model.add(keras.layers.Dropout(0.3, seed=seed))
+    fractions = {"curvature_fraction": 1.0, "selection_fraction": 1.0}
+    compiled(model, kso.HessianFree(damping=1000.0, **fractions))
+    for _ in range(3):
+        logs = model.train_on_batch(x, y, return_dict=True)
+        assert abs(float(logs["rho"]) - 1.0) < 0.05 or abs(float(logs["rho"]) - 2) < 0.1
+
+
+def test_metric_data_can_be_given_again_after_loading(tmp_path):
+    x, y = examples(16)
+
+    def trained(model):
+        model.train_on_batch(x, y)
+        return arrays(model.trainable_variables)
+
+    optimizer = kso.NaturalGradient(metric_data=x + 0.5, **SMALL["ng"])
+    model = compiled(classifier(), optimizer)
+    trained(model)
+    with pytest.warns(UserWarning, match="metric_data = ...` is set"):
+        model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    loaded.optimizer.metric_data = x + 0.5
+    assert_equal(trained(loaded), trained(model))
+    loaded.optimizer.metric_data = x - 0.5  # and a step that is compiled by now
+    after = trained(loaded)
+    assert np.abs(after[0] - trained(model)[0]).max() > 1e-4
