@@ -3,8 +3,8 @@
 Two networks: a ConvNet, three stages of convolution with batch normalization, and an
 MLP with rectifiers, after section 4.3 of George's thesis (2017; the widths are ours).
 All optimizers start from the same weights and see the same batches for the same number
-of epochs. K-FAC runs with its default arguments. With --tune, SGD and Adam run at each
-of four learning rates.
+of epochs. K-FAC runs with its default arguments. With --tune, SGD and Adam take the
+best of four learning rates on a validation split.
 """
 
 import comparison
