@@ -19,7 +19,7 @@ def add_arguments(parser):
     """
     add = parser.add_argument
     add("--model", choices=("conv", "mlp"), default="conv", help="default: %(default)s")
-    add("--tune", action="store_true", help="four learning rates for SGD and for Adam")
+    comparison.add_tuning(parser, "four learning rates for SGD and for Adam")
 
 
 # Selects the backend, so it has to come before Keras is imported.

@@ -114,9 +114,7 @@ def race(args, build, candidates, train, test, data_name, plot):
     """Trains one classifier with several optimizers; prints a table, saves a plot.
 
     Each starts from the same weights and sees the same batches. Where a name has
-    several candidates, a search comes first, on nine tenths of the training data: the
-    one with the lowest training loss there and the one with the best accuracy on the
-    held-out tenth are then trained on all of it. The test data choose nothing.
+    several candidates, a search comes first: see `search`.
 
     Args:
         args: The parsed arguments.
@@ -143,6 +141,7 @@ def race(args, build, candidates, train, test, data_name, plot):
                 _, accuracy = model.evaluate(*test, batch_size=1000, verbose=0)
                 results.append((loss, label, curve))
                 cells = [f"{loss:.4f}", f"{history['loss'][-1]:.4f}", f"{accuracy:.2%}"]
+                print(*cells, flush=True)
                 rows.append([label, str(seed), *cells, f"{curve[-1][0]:.1f}"])
             curves.setdefault(name, []).append(min(results)[2])
     header = ["optimizer", "seed", "train loss", "in the logs", "test", "seconds"]
@@ -160,6 +159,8 @@ def race(args, build, candidates, train, test, data_name, plot):
 def search(args, build, choices, train, seed):
     """Finds the candidates that train and generalise best, without the test data.
 
+    Each is trained on nine tenths of the training data, `args.search_epochs` times.
+
     Args:
         args: The parsed arguments.
         build: A function that makes the network.
@@ -174,13 +175,13 @@ def search(args, build, choices, train, seed):
     import numpy as np
 
     order = np.random.default_rng(seed).permutation(len(train[0]))
-    split = len(order) // 10
+    split, epochs = len(order) // 10, args.search_epochs or args.epochs
     held_out, part = (
         [array[rows] for array in train] for rows in (order[:split], order[split:])
     )
     tried = []
     for choice in choices:
-        model, _, _ = train_classifier(args, build, *choice, part, seed)
+        model, _, _ = train_classifier(args, build, *choice, part, seed, epochs)
         loss, _ = model.evaluate(*part, batch_size=1000, verbose=0)
         _, accuracy = model.evaluate(*held_out, batch_size=1000, verbose=0)
         print(f"{choice[0]}: train loss {loss:.4f}, validation {accuracy:.2%}")
@@ -189,7 +190,7 @@ def search(args, build, choices, train, seed):
     return chosen[: 1 if chosen[0] is chosen[1] else 2]
 
 
-def train_classifier(args, build, label, optimizer, train, seed):
+def train_classifier(args, build, label, optimizer, train, seed, epochs=None):
     """Trains a classifier from weights that the seed alone determines.
 
     Args:
@@ -199,6 +200,7 @@ def train_classifier(args, build, label, optimizer, train, seed):
         optimizer: A function that makes the optimizer.
         train: Inputs and labels.
         seed: Seed of the weights and batches.
+        epochs: Number of epochs, by default that of the arguments.
 
     Returns:
         The model, and what `fit` of this module returns.
@@ -214,7 +216,21 @@ def train_classifier(args, build, label, optimizer, train, seed):
         metrics=["accuracy"],
     )
     verbose = 0 if args.quiet else 2
-    return model, *fit(model, train, args.batch_size, args.epochs, verbose)
+    epochs = epochs or args.epochs
+    return model, *fit(model, train, args.batch_size, epochs, verbose)
+
+
+def add_tuning(parser, what):
+    """Adds the arguments of a search.
+
+    Args:
+        parser: The parser of the command line.
+        what: What is searched for.
+    """
+    parser.add_argument("--tune", action="store_true", help=what)
+    parser.add_argument(
+        "--search-epochs", type=int, help="of each rate; default: as many as --epochs"
+    )
 
 
 def print_table(header, rows):

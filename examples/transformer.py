@@ -20,7 +20,7 @@ def add_arguments(parser):
     add = parser.add_argument
     add("--sequences", type=int, default=4000, help="default: %(default)s")
     add("--length", type=int, default=64, help="characters each; default: %(default)s")
-    add("--tune", action="store_true", help="four learning rates for AdamW")
+    comparison.add_tuning(parser, "four learning rates for AdamW")
 
 
 # Selects the backend, so it has to come before Keras is imported.
