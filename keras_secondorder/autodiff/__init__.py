@@ -14,6 +14,7 @@ linearize = _backend.linearize
 linearize_gradient = _backend.linearize_gradient
 eagerly = _backend.eagerly
 no_grad = _backend.no_grad
+interpolate = _backend.interpolate
 spd_inverses = _backend.spd_inverses
 symmetric_eigh = _backend.symmetric_eigh
 
@@ -33,6 +34,7 @@ __all__ = [
     "compiled",
     "eagerly",
     "hessian_product",
+    "interpolate",
     "linearize",
     "linearize_gradient",
     "no_grad",
