@@ -133,7 +133,8 @@ def no_grad():
 
 def interpolate(old, new, weight):
     """`old + weight (new - old)`."""
-    return (1.0 - weight) * old + weight * new
+    # In this order TensorFlow reuses the memory of the first difference.
+    return old + weight * (new - old)
 
 
 def spd_inverses(matrices, dampings, scales, compiled=False):

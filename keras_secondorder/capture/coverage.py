@@ -19,8 +19,6 @@ from keras_secondorder.capture.time_distributed import for_all_steps, time_distr
 from keras_secondorder.capture.wrapper import LayerWrapper, wrapper_class_of
 
 FALLBACKS = ("diagonal", "gradient", "error")
-# What decompositions work in, over what is kept.
-_DECOMPOSED = 3
 # Layers that run the layers inside them in a loop or a vectorised map, where a tensor
 # seen inside means nothing outside.
 _LOOPS = (keras.layers.RNN, keras.layers.TimeDistributed)
@@ -81,11 +79,14 @@ class Block(NamedTuple):
     def working_bytes(self) -> int:
         """At most what it takes besides while a step renews it.
 
-        New factors stand beside the old ones until all of them are known to be finite,
-        then new inverses beside the old; a decomposition works in more copies.
+        New factors and inverses stand beside the old ones until they are known to be
+        finite, and an inverse takes one more copy; a decomposition takes several, and a
+        chain two of each matrix.
         """
-        decomposed = self.eigenvalues or self.successor is not None
-        return (_DECOMPOSED if decomposed else 1) * self.bytes
+        largest = max((s.bytes for part in self.sides for s in part), default=0)
+        if self.successor is not None:
+            return 3 * self.bytes
+        return self.bytes + (4 if self.eigenvalues else 1) * largest
 
 
 def plan_blocks(
@@ -105,7 +106,7 @@ def plan_blocks(
         max_factor_size: A side of a Kronecker factor larger than this is diagonal.
         factor_memory: Bytes that all factors and inverses may take; the largest are
             split into blocks until they fit. None is a quarter of the machine's memory:
-            while they are renewed, a step works in as much again.
+            while they are renewed, a step works in up to one and a half times as much.
         eigenvalues: Whether Kronecker blocks keep eigenvalues, as many as weights.
         chains: Whether dense layers that follow each other are linked.
 
