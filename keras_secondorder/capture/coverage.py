@@ -80,13 +80,10 @@ class Block(NamedTuple):
         """At most what it takes besides while a step renews it.
 
         New factors and inverses stand beside the old ones until they are known to be
-        finite, and an inverse takes one more copy; a decomposition takes several, and a
-        chain two of each matrix.
+        finite, and what goes to LAPACK on the host is copied on the way there and back.
         """
-        largest = max((s.bytes for part in self.sides for s in part), default=0)
-        if self.successor is not None:
-            return 3 * self.bytes
-        return self.bytes + (4 if self.eigenvalues else 1) * largest
+        decomposed = self.eigenvalues or self.successor is not None
+        return (3 if decomposed else 2) * self.bytes
 
 
 def plan_blocks(
@@ -106,7 +103,7 @@ def plan_blocks(
         max_factor_size: A side of a Kronecker factor larger than this is diagonal.
         factor_memory: Bytes that all factors and inverses may take; the largest are
             split into blocks until they fit. None is a quarter of the machine's memory:
-            while they are renewed, a step works in up to one and a half times as much.
+            while they are renewed, a step works in up to twice as much besides.
         eigenvalues: Whether Kronecker blocks keep eigenvalues, as many as weights.
         chains: Whether dense layers that follow each other are linked.
 

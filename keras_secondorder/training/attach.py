@@ -97,7 +97,7 @@ def coverage(model, approximation: str | None = None) -> Coverage:
         layer  variable  shape  block      factors         bytes  why
         code   kernel    4 x 3  kronecker  A 5 x 5, G 3 x 3  272
         code   bias      3      kronecker  as above
-        curvature memory: 272 bytes, 372 more while it is renewed
+        curvature memory: 272 bytes, 544 more while it is renewed
     """
     optimizer = inner_optimizer(model) if model.compiled else None
     settings = {
