@@ -133,8 +133,7 @@ def no_grad():
 
 def interpolate(old, new, weight):
     """`old + weight (new - old)`."""
-    # In this order TensorFlow reuses the memory of the first difference.
-    return old + weight * (new - old)
+    return (1.0 - weight) * old + weight * new
 
 
 def spd_inverses(matrices, dampings, scales, compiled=False):
