@@ -6,7 +6,8 @@ variant, over what the process had before the optimizer was made; "diagonal" has
 same step with no large factor, so what the factors take is the peak over its peak, and
 is to be within what is stated. The last column is the time of a step that renews
 everything, after two warm ones. `--positions` is the number of embedded ids, 64 inputs
-of the dense layer each; `--forms` adds the forms that decompose.
+of the dense layer each; `--forms` adds the forms that decompose. (To find chains in a
+functional model its config is read, for which Keras imports TensorFlow, 440 MB.)
 """
 
 import common

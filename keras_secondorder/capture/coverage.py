@@ -82,8 +82,9 @@ class Block(NamedTuple):
         New factors and inverses stand beside the old ones until they are known to be
         finite, and what goes to LAPACK on the host is copied on the way there and back.
         """
-        decomposed = self.eigenvalues or self.successor is not None
-        return (3 if decomposed else 2) * self.bytes
+        if self.successor is not None:
+            return 4 * self.bytes
+        return (3 if self.eigenvalues else 2) * self.bytes
 
 
 def plan_blocks(
