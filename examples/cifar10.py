@@ -3,8 +3,8 @@
 Two networks: a ConvNet, three stages of convolution with batch normalization, and an
 MLP with rectifiers, after section 4.3 of George's thesis (2017; the widths are ours).
 All optimizers start from the same weights and see the same batches for the same number
-of epochs. K-FAC runs with its default arguments. With --tune, SGD and Adam run at each
-of four learning rates.
+of epochs. K-FAC runs with its default arguments. With --tune, SGD and Adam take the
+best of four learning rates on a validation split.
 """
 
 import comparison
@@ -19,7 +19,7 @@ def add_arguments(parser):
     """
     add = parser.add_argument
     add("--model", choices=("conv", "mlp"), default="conv", help="default: %(default)s")
-    add("--tune", action="store_true", help="four learning rates for SGD and for Adam")
+    comparison.add_tuning(parser, "four learning rates for SGD and for Adam")
 
 
 # Selects the backend, so it has to come before Keras is imported.

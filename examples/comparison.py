@@ -113,46 +113,37 @@ def fit(model, train, batch_size, epochs, verbose=0):
 def race(args, build, candidates, train, test, data_name, plot):
     """Trains one classifier with several optimizers; prints a table, saves a plot.
 
-    Each starts from the same weights and sees the same batches.
+    Each starts from the same weights and sees the same batches. Where a name has
+    several candidates, a search comes first: see `search`.
 
     Args:
         args: The parsed arguments.
         build: A function that makes the network; its outputs are logits.
         candidates: Dictionary from a name to a list of pairs (label, function that
-            makes the optimizer). All are trained; of a name's candidates, the plot
-            shows the one with the lowest training loss.
+            makes the optimizer). Of those that are trained on all data, the plot shows
+            the one with the lowest training loss.
         train: Inputs and labels.
         test: Inputs and labels to test on.
         data_name: What the data are.
         plot: Default file name of the plot.
     """
-    import keras
-
     rows, curves = [], {}
     for seed in range(args.seeds):
         for name, choices in candidates.items():
+            if len(choices) > 1:
+                choices = search(args, build, choices, train, seed)
             results = []
             for label, optimizer in choices:
-                print(f"\n{label}, seed {seed}", flush=True)
-                keras.utils.set_random_seed(seed)
-                model = build()
-                model.compile(
-                    optimizer=optimizer(),
-                    loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-                    metrics=["accuracy"],
-                )
-                curve, history = fit(
-                    model, train, args.batch_size, args.epochs, 0 if args.quiet else 2
+                model, curve, history = train_classifier(
+                    args, build, label, optimizer, train, seed
                 )
                 loss, _ = model.evaluate(*train, batch_size=1000, verbose=0)
                 _, accuracy = model.evaluate(*test, batch_size=1000, verbose=0)
                 results.append((loss, label, curve))
                 cells = [f"{loss:.4f}", f"{history['loss'][-1]:.4f}", f"{accuracy:.2%}"]
+                print(*cells, flush=True)
                 rows.append([label, str(seed), *cells, f"{curve[-1][0]:.1f}"])
-            loss, label, curve = min(results)
-            curves.setdefault(name, []).append(curve)
-            if len(results) > 1:
-                print(f"\n{label} is the best {name}: training loss {loss:.4f}")
+            curves.setdefault(name, []).append(min(results)[2])
     header = ["optimizer", "seed", "train loss", "in the logs", "test", "seconds"]
     print_table(header, rows)
     print(
@@ -163,6 +154,83 @@ def race(args, build, candidates, train, test, data_name, plot):
     path = args.plot or plot
     if path != "none":
         save_plot(path, curves, "training loss", data_name)
+
+
+def search(args, build, choices, train, seed):
+    """Finds the candidates that train and generalise best, without the test data.
+
+    Each is trained on nine tenths of the training data, `args.search_epochs` times.
+
+    Args:
+        args: The parsed arguments.
+        build: A function that makes the network.
+        choices: Pairs (label, function that makes the optimizer).
+        train: Inputs and labels; a tenth of them, drawn by the seed, is held out.
+        seed: Seed of the weights and batches.
+
+    Returns:
+        The one with the lowest training loss, and the one with the best accuracy on
+        the held-out data if that is another.
+    """
+    import numpy as np
+
+    order = np.random.default_rng(seed).permutation(len(train[0]))
+    split, epochs = len(order) // 10, args.search_epochs or args.epochs
+    held_out, part = (
+        [array[rows] for array in train] for rows in (order[:split], order[split:])
+    )
+    tried = []
+    for choice in choices:
+        model, _, _ = train_classifier(args, build, *choice, part, seed, epochs)
+        loss, _ = model.evaluate(*part, batch_size=1000, verbose=0)
+        _, accuracy = model.evaluate(*held_out, batch_size=1000, verbose=0)
+        print(f"{choice[0]}: train loss {loss:.4f}, validation {accuracy:.2%}")
+        tried.append((loss if np.isfinite(loss) else np.inf, -accuracy, choice))
+    chosen = [min(tried, key=lambda t: t[i])[2] for i in (0, 1)]
+    return chosen[: 1 if chosen[0] is chosen[1] else 2]
+
+
+def train_classifier(args, build, label, optimizer, train, seed, epochs=None):
+    """Trains a classifier from weights that the seed alone determines.
+
+    Args:
+        args: The parsed arguments.
+        build: A function that makes the network.
+        label: What to call it on the screen.
+        optimizer: A function that makes the optimizer.
+        train: Inputs and labels.
+        seed: Seed of the weights and batches.
+        epochs: Number of epochs, by default that of the arguments.
+
+    Returns:
+        The model, and what `fit` of this module returns.
+    """
+    import keras
+
+    print(f"\n{label}, seed {seed}", flush=True)
+    keras.utils.set_random_seed(seed)
+    model = build()
+    model.compile(
+        optimizer=optimizer(),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    verbose = 0 if args.quiet else 2
+    epochs = epochs or args.epochs
+    return model, *fit(model, train, args.batch_size, epochs, verbose)
+
+
+def add_tuning(parser, what):
+    """Adds the arguments of a search.
+
+    Args:
+        parser: The parser of the command line.
+        what: What is searched for.
+    """
+    parser.add_argument("--tune", action="store_true", help=what)
+    parser.add_argument(
+        "--search-epochs", type=int, help="of each rate; default: as many as --epochs"
+    )
 
 
 def print_table(header, rows):

@@ -18,6 +18,21 @@ def assign(variables: list, new: list, where=True) -> None:
             variable.assign(value if where is True else ops.where(where, value, old))
 
 
+def choose(condition, new, old):
+    """A nest of tensors, or another one; without a copy where a backend allows it.
+
+    Args:
+        condition: A boolean scalar.
+        new: A function that gives the one to take where it is true.
+        old: The other, of the same structure.
+    """
+    if keras.backend.backend() == "jax":  # XLA writes over what it chose from
+        return keras.tree.map_structure(
+            lambda n, o: ops.where(condition, n, o), new(), old
+        )
+    return ops.cond(condition, new, lambda: old)
+
+
 def dot(u: list, v: list):
     """Inner product of two vectors, in float32 unless one is in float64.
 

@@ -14,16 +14,26 @@ def compiled_flags(mode):
     return mode == "xla"
 
 
+def inverted(mode, matrix, damping=0.0, scale=1.0):
+    def f(m, *numbers):
+        numbers = [[n] for n in numbers]
+        return autodiff.spd_inverses([m], *numbers, compiled=compiled_flags(mode))[0]
+
+    given = [
+        ops.convert_to_tensor(np.array(v, "float32")) for v in (matrix, damping, scale)
+    ]
+    result = MODES[mode](f)(*given)
+    np.testing.assert_array_equal(ops.convert_to_numpy(given[0]), matrix)  # unharmed
+    return ops.convert_to_numpy(result)
+
+
 @pytest.mark.parametrize("mode", list(MODES))
 @pytest.mark.parametrize("size", [1, 5, 40])
 def test_spd_inverse(mode, size):
     root = np.random.default_rng(size).normal(size=(size, 2 * size))
     matrix = (root @ root.T / size + 0.1 * np.eye(size)).astype("float32")
 
-    def f(m):
-        return autodiff.spd_inverses([m], compiled=compiled_flags(mode))[0]
-
-    inverse = ops.convert_to_numpy(MODES[mode](f)(ops.convert_to_tensor(matrix)))
+    inverse = inverted(mode, matrix)
     right = np.linalg.inv(matrix.astype(float))
     # Condition numbers are below 60, so this is a few hundred rounding errors.
     np.testing.assert_allclose(inverse, right, rtol=0, atol=1e-4 * np.abs(right).max())
@@ -31,14 +41,25 @@ def test_spd_inverse(mode, size):
 
 
 @pytest.mark.parametrize("mode", list(MODES))
+def test_spd_inverse_of_a_damped_stack(mode):
+    """One of the three is not definite; its damping and scale are its own."""
+    roots = np.random.default_rng(0).normal(size=(3, 4, 8))
+    matrices = (roots @ roots.swapaxes(-1, -2)).astype("float32")
+    matrices[1] -= 20.0 * np.eye(4, dtype="float32")
+    damping = np.array([0.5, 0.1, 3.0], "float32")
+    inverse = inverted(mode, matrices, damping, np.array([8.0, 1.0, 0.3], "float32"))
+    right = np.linalg.inv(matrices + damping[:, None, None] * np.eye(4))
+    for k in (0, 2):
+        np.testing.assert_allclose(inverse[k], right[k], rtol=1e-4, atol=1e-5)
+    assert np.isnan(inverse[1]).all()
+
+
+@pytest.mark.parametrize("mode", list(MODES))
 def test_spd_inverse_of_an_indefinite_matrix_is_nan(mode):
     """The step must go on: no exception, and nothing that looks like an inverse."""
     matrix = np.diag(np.array([1.0, -1.0, 2.0], "float32"))
 
-    def f(m):
-        return autodiff.spd_inverses([m], compiled=compiled_flags(mode))[0]
-
-    inverse = ops.convert_to_numpy(MODES[mode](f)(ops.convert_to_tensor(matrix)))
+    inverse = inverted(mode, matrix)
     assert np.isnan(inverse).all()
 
 
@@ -47,10 +68,7 @@ def test_spd_inverse_of_a_matrix_with_nan_is_nan(mode):
     matrix = np.eye(4, dtype="float32")
     matrix[1, 2] = matrix[2, 1] = np.nan
 
-    def f(m):
-        return autodiff.spd_inverses([m], compiled=compiled_flags(mode))[0]
-
-    inverse = ops.convert_to_numpy(MODES[mode](f)(ops.convert_to_tensor(matrix)))
+    inverse = inverted(mode, matrix)
     assert np.isnan(inverse).any()
 
 

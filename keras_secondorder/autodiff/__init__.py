@@ -16,6 +16,7 @@ eagerly = _backend.eagerly
 no_grad = _backend.no_grad
 random_state = _backend.random_state
 set_random_state = _backend.set_random_state
+interpolate = _backend.interpolate
 spd_inverses = _backend.spd_inverses
 symmetric_eigh = _backend.symmetric_eigh
 
@@ -35,6 +36,7 @@ __all__ = [
     "compiled",
     "eagerly",
     "hessian_product",
+    "interpolate",
     "linearize",
     "linearize_gradient",
     "no_grad",

@@ -30,11 +30,15 @@ The functions of a backend module:
     no_grad()                         -> a context in which no graph is recorded
     random_state()                    -> what draws without a Keras seed depend on
     set_random_state(state)           -> None; such draws are then repeated
-    spd_inverses(matrices, compiled=False)
+    interpolate(old, new, weight)     -> old + weight (new - old), for a scalar weight
+    spd_inverses(matrices, dampings, scales, compiled=False)
                                       -> the inverses of symmetric positive definite
-                                         matrices, or of stacks (k, d, d) of them; NaN
-                                         throughout where a factorisation fails;
-                                         `compiled` says that the step runs inside XLA
+                                         `matrix + damping I`, or of stacks (k, d, d)
+                                         of them, factorised after a division by
+                                         `scale`; dampings and scales are scalars, or
+                                         of shape (k,); NaN throughout where a
+                                         factorisation fails; `compiled` says that the
+                                         step runs inside XLA
     symmetric_eigh(matrices, compiled=False)
                                       -> for each symmetric matrix, or stack (k, d, d),
                                          `(values, vectors)`: the eigenvalues, the least

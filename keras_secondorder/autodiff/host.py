@@ -4,29 +4,45 @@ import numpy as np
 from scipy.linalg import lapack
 
 
-def lapack_inverse(matrix):
-    """Invert a symmetric positive definite matrix by LAPACK's potrf and potri.
+def lapack_inverses(matrices, dampings, scales) -> list:
+    """Invert damped matrices by LAPACK's potrf and potri, each in the one copy of it.
 
     Args:
-        matrix: Array of shape `(d, d)`, float32 or float64, or a stack of them.
+        matrices: Symmetric arrays of shape `(d, d)`, float32 or float64, or stacks of
+            them, `(k, d, d)`.
+        dampings: What is added to each diagonal, a number, or one for each matrix of
+            a stack.
+        scales: By what each is divided before it is factorised; like `dampings`.
 
     Returns:
-        Its inverse as a NumPy array, or NaN throughout where it is not positive
-        definite.
+        The inverses of `matrix + damping I` as NumPy arrays, NaN throughout where it is
+        not positive definite.
     """
-    matrix = np.asarray(matrix)
-    if matrix.ndim == 3:
-        return np.stack([lapack_inverse(m) for m in matrix])
+    copies = [np.array(m, order="C") for m in matrices]
+    for copy, damping, scale in zip(copies, dampings, scales, strict=True):
+        stack = copy.reshape(-1, *copy.shape[-2:])
+        each = (np.broadcast_to(v, len(stack)) for v in (damping, scale))
+        for matrix, d, s in zip(stack, *each, strict=True):
+            _invert(matrix, d, s)
+    return copies
+
+
+def _invert(matrix, damping, scale):
+    """`(matrix + damping I)^-1` in place."""
     prefix = "s" if matrix.dtype == np.float32 else "d"
     potrf, potri = getattr(lapack, prefix + "potrf"), getattr(lapack, prefix + "potri")
+    matrix[np.diag_indices(len(matrix))] += damping
+    matrix /= scale
     # Row-major memory read column by column is the transpose, which here is the same
-    # matrix: no copy is made to change the order.
-    inverse, failed = potrf(matrix.T, lower=1)
+    # matrix: LAPACK works in this memory.
+    _, failed = potrf(matrix.T, lower=1, overwrite_a=1)
     if not failed:
-        inverse, failed = potri(inverse, lower=1, overwrite_c=1)
+        _, failed = potri(matrix.T, lower=1, overwrite_c=1)
     if failed:
-        return np.full(matrix.shape, np.nan, matrix.dtype)
-    return _mirrored(inverse.T)  # the same memory, row-major: its upper triangle
+        matrix.fill(np.nan)
+    else:
+        _mirrored(matrix)
+        matrix /= scale
 
 
 def _mirrored(upper, rows=256):
@@ -36,12 +52,6 @@ def _mirrored(upper, rows=256):
         upper[start:end, :start] = upper[:start, start:end].T
         square = upper[start:end, start:end]
         square[:] = np.triu(square) + np.triu(square, 1).T
-    return upper
-
-
-def lapack_inverses(matrices) -> list:
-    """`lapack_inverse` of each of several matrices."""
-    return [lapack_inverse(m) for m in matrices]
 
 
 def lapack_eigh(matrix) -> tuple:

@@ -144,8 +144,13 @@ def set_random_state(state):
     """Nothing to set."""
 
 
-def spd_inverses(matrices, compiled=False):
-    """Invert symmetric positive definite matrices; NaN where one is not definite.
+def interpolate(old, new, weight):
+    """`old + weight (new - old)`."""
+    return (1.0 - weight) * old + weight * new
+
+
+def spd_inverses(matrices, dampings, scales, compiled=False):
+    """Invert damped positive definite matrices; NaN where one is not definite.
 
     On one CPU device they go to LAPACK's potrf and potri on the host, all in one call:
     calls side by side would share the cores with one another. Elsewhere they stay
@@ -155,8 +160,11 @@ def spd_inverses(matrices, compiled=False):
     one_device = jax.default_backend() == "cpu" and jax.device_count() == 1
     if matrices and one_device and _cores() > 1:
         specs = [jax.ShapeDtypeStruct(m.shape, m.dtype) for m in matrices]
-        return jax.pure_callback(lapack_inverses, specs, matrices)
-    return [_cholesky_inverse(m) for m in matrices]
+        return jax.pure_callback(lapack_inverses, specs, matrices, dampings, scales)
+    return [
+        _damped_inverse(*system)
+        for system in zip(matrices, dampings, scales, strict=True)
+    ]
 
 
 def _cores() -> int:
@@ -180,10 +188,12 @@ def symmetric_eigh(matrices, compiled=False):
     return pairs
 
 
-def _cholesky_inverse(matrix):
-    factor = jnp.linalg.cholesky(matrix)
+def _damped_inverse(matrix, damping, scale):
     identity = jnp.eye(matrix.shape[-1], dtype=matrix.dtype)
+    scale = scale[..., None, None]
+    damped = (matrix + damping[..., None, None] * identity) / scale
+    factor = jax.lax.linalg.cholesky(damped, symmetrize_input=False)
     half = jax.scipy.linalg.solve_triangular(
         factor, jnp.broadcast_to(identity, matrix.shape), lower=True
     )
-    return jnp.swapaxes(half, -1, -2) @ half
+    return jnp.swapaxes(half, -1, -2) @ half / scale

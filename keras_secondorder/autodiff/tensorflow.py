@@ -139,16 +139,29 @@ def set_random_state(state):
     """Nothing to set."""
 
 
-def spd_inverses(matrices, compiled=False):
-    """Invert symmetric positive definite matrices; NaN where one is not definite.
+def interpolate(old, new, weight):
+    """`old + weight (new - old)`."""
+    return (1.0 - weight) * old + weight * new
+
+
+def spd_inverses(matrices, dampings, scales, compiled=False):
+    """Invert damped positive definite matrices; NaN where one is not definite.
 
     Outside XLA they go to LAPACK's potrf and potri on the host: TensorFlow's own
     Cholesky raises where a matrix is not definite, which would end the training.
     """
     if compiled or not matrices:
-        return [_cholesky_inverse(m) for m in matrices]
-    types = [m.dtype for m in matrices]
-    inverses = tf.numpy_function(lambda *m: lapack_inverses(m), matrices, types)
+        return [
+            _damped_inverse(*system)
+            for system in zip(matrices, dampings, scales, strict=True)
+        ]
+    types, count = [m.dtype for m in matrices], len(matrices)
+
+    def inverted(*arrays):
+        return lapack_inverses(*(arrays[i * count :][:count] for i in range(3)))
+
+    given = [*matrices, *dampings, *scales]
+    inverses = tf.numpy_function(inverted, given, types)
     inverses = tf.nest.flatten(inverses)  # a single one comes without its list
     return [
         tf.ensure_shape(inverse, matrix.shape)
@@ -187,9 +200,10 @@ def _xla_eigh(matrix):
     return tf.where(sound[..., 0], values, nan[..., 0]), vectors
 
 
-def _cholesky_inverse(matrix):
-    factor = tf.linalg.cholesky(matrix)
+def _damped_inverse(matrix, damping, scale):
     identity = tf.eye(matrix.shape[-1], dtype=matrix.dtype)
+    scale = scale[..., None, None]
+    damped = (matrix + damping[..., None, None] * identity) / scale
     identity = tf.broadcast_to(identity, matrix.shape)
-    half = tf.linalg.triangular_solve(factor, identity, lower=True)
-    return tf.matmul(half, half, transpose_a=True)
+    half = tf.linalg.triangular_solve(tf.linalg.cholesky(damped), identity, lower=True)
+    return tf.matmul(half, half, transpose_a=True) / scale

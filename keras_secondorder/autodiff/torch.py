@@ -137,15 +137,26 @@ def no_grad():
     return torch.no_grad()
 
 
-def spd_inverses(matrices, compiled=False):
-    """Invert positive definite matrices, or stacks; NaN where one is not definite."""
+def interpolate(old, new, weight):
+    """`old + weight (new - old)`."""
+    return torch.lerp(old, new.to(old.dtype), weight.to(old.dtype))
+
+
+def spd_inverses(matrices, dampings, scales, compiled=False):
+    """Invert damped positive definite matrices; NaN where one is not definite.
+
+    Each is inverted in the one copy that is made of it.
+    """
     inverses = []
-    for matrix in matrices:
-        factor, failed = torch.linalg.cholesky_ex(matrix)
-        definite = (failed == 0)[..., None, None]
-        inverse = torch.cholesky_inverse(factor)
-        del factor  # as large as the inverse
-        inverses.append(torch.where(definite, inverse, float("nan")))
+    for matrix, damping, scale in zip(matrices, dampings, scales, strict=True):
+        # Column by column, as LAPACK reads it; else it would make copies of its own.
+        work = matrix.mT.clone(memory_format=torch.contiguous_format).mT
+        work.diagonal(dim1=-2, dim2=-1).add_(damping[..., None])
+        work.div_(scale[..., None, None])
+        failed = torch.empty(matrix.shape[:-2], dtype=torch.int32, device=matrix.device)
+        torch.linalg.cholesky_ex(work, out=(work, failed))
+        torch.cholesky_inverse(work, out=work).div_(scale[..., None, None])
+        inverses.append(work.masked_fill_((failed != 0)[..., None, None], float("nan")))
     return inverses
 
 

@@ -65,7 +65,7 @@ class Block(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Memory of the running factors and of their inverses or eigenbases."""
+        """Memory that is kept: the running factors, their inverses or eigenbases."""
         if self.wrapper is not None:
             total = bytes_of(self.sides, self.eigenvalues)
             if self.successor is not None:
@@ -74,6 +74,17 @@ class Block(NamedTuple):
         if self.kind == "diagonal":
             return sum(math.prod(v.shape) for v in self.variables) * FLOAT_BYTES
         return 0
+
+    @property
+    def working_bytes(self) -> int:
+        """At most what it takes besides while a step renews it.
+
+        New factors and inverses stand beside the old ones until they are known to be
+        finite, and what goes to LAPACK on the host is copied on the way there and back.
+        """
+        if self.successor is not None:
+            return 4 * self.bytes
+        return (3 if self.eigenvalues else 2) * self.bytes
 
 
 def plan_blocks(
@@ -92,7 +103,8 @@ def plan_blocks(
             "gradient", or "error" to refuse the model.
         max_factor_size: A side of a Kronecker factor larger than this is diagonal.
         factor_memory: Bytes that all factors and inverses may take; the largest are
-            split into blocks until they fit. None is half of the machine's memory.
+            split into blocks until they fit. None is a quarter of the machine's memory:
+            while they are renewed, a step works in up to twice as much besides.
         eigenvalues: Whether Kronecker blocks keep eigenvalues, as many as weights.
         chains: Whether dense layers that follow each other are linked.
 
@@ -288,5 +300,7 @@ def table(blocks: list[Block]) -> str:
         "  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip()
         for line in lines
     ]
-    total = sum(block.bytes for block in blocks)
-    return "\n".join([*text, f"curvature memory: {total:,} bytes"])
+    kept = sum(block.bytes for block in blocks)
+    more = sum(block.working_bytes for block in blocks)
+    summary = f"curvature memory: {kept:,} bytes, {more:,} more while it is renewed"
+    return "\n".join([*text, summary])

@@ -142,8 +142,8 @@ def fit_to(
 
 
 def machine_budget() -> int | None:
-    """Half of the machine's memory in bytes, or None where it is not known."""
+    """A quarter of the machine's memory in bytes, or None where it is not known."""
     try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
     except (AttributeError, OSError, ValueError):
         return None

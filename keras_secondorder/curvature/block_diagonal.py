@@ -116,17 +116,20 @@ class BlockDiagonal:
 
         def averaged():
             batch = batch_factors(objective, linear, self.blocks, **options)
-            new = keras.tree.map_structure(
-                lambda o, n: running_average(o, n, count, max_decay), old, batch
-            )
-            usable = vectors.is_finite(keras.tree.flatten(new))
+            usable = vectors.is_finite(keras.tree.flatten(batch))
             if linear.aux.weights:
                 # A batch of nothing but zero weights says nothing.
                 total = sum(ops.sum(w) for w in linear.aux.weights)
                 usable = ops.logical_and(usable, total > 0)
-            return keras.tree.map_structure(
-                lambda n, o: ops.where(usable, n, o), (new, count), (old, before)
-            )
+
+            def new():
+                # Those of the batch go as the averages come: they are large.
+                return [
+                    [running_average(o, n.pop(0), count, max_decay) for o in block]
+                    for block, n in zip(old, batch, strict=True)
+                ], count
+
+            return vectors.choose(usable, new, (old, before))
 
         factors, count = ops.cond(due, averaged, lambda: (old, before))
         for block, new in zip(self.blocks, factors, strict=True):
@@ -147,10 +150,11 @@ class BlockDiagonal:
         cached, failed = self.cached_inverses()
         values = []
         for old, new in zip(cached, self._fresh(gamma), strict=True):
+            if not new:
+                values.append(old)
+                continue
             usable = vectors.is_finite(new)
-            values.append(
-                [ops.where(usable, n, o) for n, o in zip(new, old, strict=True)]
-            )
+            values.append(vectors.choose(usable, lambda new=new: new, old))
             failed = failed + ops.cast(ops.logical_not(usable), failed.dtype)
         return Inverses(values, failed)
 

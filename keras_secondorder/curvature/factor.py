@@ -7,7 +7,7 @@ group is padded with zeros.
 
 from keras import ops
 
-from keras_secondorder.autodiff import spd_inverses
+from keras_secondorder.autodiff import interpolate, spd_inverses
 from keras_secondorder.capture import Side
 
 # pi outside this range says that a factor vanishes, not that it is small.
@@ -30,8 +30,12 @@ def running_average(old, new, count, max_decay: float):
     References:
         Martens (2016), thesis, section 6.5.
     """
-    eps = ops.minimum(1.0 - 1.0 / count, max_decay)
-    return eps * old + (1.0 - eps) * new
+    return interpolate(old, new, 1.0 - past_weight(count, max_decay))
+
+
+def past_weight(count, max_decay: float):
+    """The `eps` of `running_average`."""
+    return ops.minimum(1.0 - 1.0 / count, max_decay)
 
 
 def second_moment(rows, side: Side):
@@ -148,24 +152,33 @@ def damped_inverses(factors: list, dampings: list, compiled: bool = False) -> li
     Returns:
         The inverses; NaN throughout where a factorisation failed.
     """
-    pairs = [scaled_damped(f, d) for f, d in zip(factors, dampings, strict=True)]
-    matrices = [m for m, _ in pairs if m.shape[-1] > 1]
-    solved = iter(spd_inverses(matrices, compiled))
+    systems = [
+        (f, *_damping_and_scale(f, d)) for f, d in zip(factors, dampings, strict=True)
+    ]
+    large = [system for system in systems if system[0].shape[-1] > 1]
+    solved = iter(spd_inverses(*zip(*large, strict=True), compiled) if large else ())
     return [
-        (next(solved) if matrix.shape[-1] > 1 else 1.0 / matrix) / scale
-        for matrix, scale in pairs
+        next(solved) if f.shape[-1] > 1 else 1.0 / (f + damping[..., None, None])
+        for f, damping, _ in systems
     ]
 
 
-def scaled_damped(factor, damping) -> tuple:
-    """`((factor + damping I) / scale, scale)`, with a mean eigenvalue of 1."""
+def _damping_and_scale(factor, damping) -> tuple:
+    """Damping that rounding does not lose, and the mean eigenvalues with it."""
     d, trace = factor.shape[-1], _traces(factor)
     if len(factor.shape) == 3 and len(damping.shape) == 1:
         damping = ops.repeat(damping, factor.shape[0] // damping.shape[0])
     damping = raised(damping, trace)
-    scale = (trace / d + damping)[..., None, None]
+    return damping, trace / d + damping
+
+
+def scaled_damped(factor, damping) -> tuple:
+    """`((factor + damping I) / scale, scale)`, with a mean eigenvalue of 1."""
+    damping, scale = _damping_and_scale(factor, damping)
     # No name for the identity: it would stay in memory until the end.
-    damped = factor + damping[..., None, None] * ops.eye(d, dtype=factor.dtype)
+    identity = ops.eye(factor.shape[-1], dtype=factor.dtype)
+    damped = factor + damping[..., None, None] * identity
+    scale = scale[..., None, None]
     return damped / scale, scale
 
 

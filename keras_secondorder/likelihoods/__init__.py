@@ -5,6 +5,7 @@ from keras_secondorder.likelihoods.bernoulli import Bernoulli
 from keras_secondorder.likelihoods.categorical import Categorical
 from keras_secondorder.likelihoods.gaussian import Gaussian
 from keras_secondorder.likelihoods.heads import (
+    LOSS_WEIGHTS,
     Head,
     by_position,
     check_likelihood,
@@ -25,6 +26,7 @@ from keras_secondorder.likelihoods.outputs import (
 from keras_secondorder.likelihoods.poisson import Poisson
 
 __all__ = [
+    "LOSS_WEIGHTS",
     "Bernoulli",
     "Categorical",
     "CounterSeed",

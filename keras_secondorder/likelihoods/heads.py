@@ -40,6 +40,9 @@ class Head(NamedTuple):
     labelled: bool = True
 
 
+# Where the hook on `compile` keeps that argument on the model.
+LOSS_WEIGHTS = "keras_secondorder_loss_weights"
+
 # What `compile` wraps a plain function in; it has no public name.
 _FunctionLoss = keras.losses.MeanSquaredError.__base__
 
@@ -266,7 +269,12 @@ def _no_targets(loss, z):
 
 
 def loss_weights_of(model):
-    """The `loss_weights` that the model was compiled with; not while tracing."""
+    """The `loss_weights` that the model was compiled with; not while tracing.
+
+    Keras's own record has them too, but to read it imports TensorFlow on all backends.
+    """
+    if LOSS_WEIGHTS in vars(model):
+        return vars(model)[LOSS_WEIGHTS]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about lambdas that could not be saved
         config = model.get_compile_config() or {}

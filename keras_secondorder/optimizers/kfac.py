@@ -91,8 +91,8 @@ class KFAC(SecondOrderOptimizer):
         on_unsupported: Block of variables without a Kronecker block: "diagonal",
             "gradient" or "error". `coverage(model)` shows them.
         max_factor_size: Largest side of a factor; a larger one is diagonal.
-        factor_memory: Bytes for all factors and inverses, half of the machine's memory
-            by default; the largest factors are split until they fit.
+        factor_memory: Bytes for all factors and inverses, a quarter of the machine's
+            memory by default; the largest factors are split until they fit.
         weight_sharing: "expand" or "reduce", for layers that use their weights at
             several positions; see `docs/layers.md`.
         seed: Seed of the sampled targets.
@@ -357,9 +357,7 @@ class KFAC(SecondOrderOptimizer):
                 inverses = self.curvature.redamped(plain.inverses, gamma)
                 other = propose(gamma, inverses)
                 better = other.step.predicted < best.step.predicted
-                best = keras.tree.map_structure(
-                    lambda b, o, better=better: ops.where(better, o, b), best, other
-                )
+                best = vectors.choose(better, lambda other=other: other, best)
             return best
 
         return ops.cond(due, trial, lambda: plain)

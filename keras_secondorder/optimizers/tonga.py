@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from keras_secondorder import vectors
-from keras_secondorder.curvature.factor import running_average
+from keras_secondorder.curvature.factor import past_weight
 from keras_secondorder.curvature.products import empirical_fisher_products
 from keras_secondorder.likelihoods import CounterSeed
 from keras_secondorder.optimizers.arguments import (
@@ -130,7 +130,7 @@ class TONGA(TruncatedNewton):
         new = ops.stack(new) / self.columns**0.5
         # Squares are averaged, so the rows take the roots of the weights.
         count = ops.cast(k + 1, self.precision)
-        eps = running_average(1.0, 0.0, count, self.decay)
+        eps = past_weight(count, self.decay)
         first = self.rank + slot * self.columns
         place = ops.arange(self.X.shape[0], dtype="int32") - first  # (rows,)
         taken = ops.take(new, ops.clip(place, 0, self.columns - 1), axis=0)

@@ -23,6 +23,7 @@ from training.loop import (
 )
 
 import keras_secondorder as kso
+from keras_secondorder.likelihoods import loss_weights_of
 
 
 @keras.saving.register_keras_serializable(package="test_attach")
@@ -230,3 +231,18 @@ def test_layers_whose_weights_keras_does_not_read_are_refused():
         fit(compiled(model), *examples())
     foreign.trainable = False
     fit(compiled(model), *examples())
+
+
+def test_loss_weights_are_those_of_the_last_compile():
+    """As Keras has them in its own record, which takes TensorFlow to read."""
+    model = functional()
+    for given in ({"loss_weights": 3.0}, {}, {"loss_weights": [0.5]}):
+        for optimizer in (kso.KFAC(), keras.optimizers.Adam()):
+            model.compile(optimizer, crossentropy(), **given)
+            expected = model.get_compile_config()["loss_weights"]
+            assert loss_weights_of(model) == expected == given.get("loss_weights")
+    model.compile(kso.KFAC(), crossentropy(), [2.0])  # by position
+    assert loss_weights_of(model) == [2.0]
+    loaded = keras.models.model_from_json(model.to_json())
+    loaded.compile_from_config(model.get_compile_config())
+    assert loss_weights_of(loaded) == [2.0]

@@ -16,6 +16,8 @@ from training.loop import (
     fit,
     kinds,
     moved,
+    restore,
+    state,
 )
 
 import keras_secondorder as kso
@@ -242,3 +244,81 @@ def test_r14_shared_dense_trains():
     trains(model, [x, 0.5 * x], y, epochs=20)
     assert all(moved(arrays(twin.weights), before))
     assert list(kinds(model).values()) == ["kronecker"] * 4
+
+
+def test_r15_shared_model_with_add_loss_and_dropout():
+    """A model inside that is called twice and adds a loss at each call."""
+    keras.utils.set_random_seed(0)
+    x, y = examples(16)
+    inner = keras.Sequential(
+        [keras.Input((6,)), layers.Dense(4), PullTogether()], name="inner"
+    )
+    a, b = keras.Input((6,), name="a"), keras.Input((6,), name="b")
+    h = layers.Dropout(0.1, seed=1)(layers.Concatenate()([inner(a), inner(b)]))
+    model = keras.Model({"a": a, "b": b}, layers.Dense(3)(h))
+    trains(compiled(model, kso.KFAC(0.1)), {"a": x, "b": 0.5 * x}, y, epochs=20)
+    assert list(kinds(model).values()) == ["kronecker"] * 4
+
+
+def test_r13_r15_all_evaluations_of_a_step_see_the_same_masks():
+    """Linear in its parameters, with dropout: the quadratic model is then exact.
+
+    Other masks in the evaluation after the step, and rho would be far from 1.
+    """
+    x, _ = examples(16)
+    y = x @ np.random.default_rng(1).normal(size=(6, 2)).astype("float32")
+    model = keras.Sequential(
+        [keras.Input((6,)), layers.Dropout(0.5, seed=1), layers.Dense(2)]
+    )
+    # The damping belongs to the model of the loss but not to the loss.
+    damping = kso.AdaptiveDamping(1e-4, every=1, gamma_every=None)
+    whole = {"statistics_fraction": 1.0, "quadratic_fraction": 1.0}
+    compiled(model, kso.KFAC(0.1, damping=damping, **whole), "mse")
+    history = fit(model, x, y, batch_size=16, epochs=4)
+    np.testing.assert_allclose(history["rho"], 1.0, rtol=0, atol=1e-2)
+
+
+def test_r17_r19_masks_and_weights_of_positions():
+    """A mask is weights of zero, in the factors too; unseen labels do not matter."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(8, 5, 6)).astype("float32")
+    y = rng.integers(0, 3, (8, 5))
+    weights = rng.uniform(0.5, 2.0, (8, 5)).astype("float32")
+    mask = rng.uniform(size=(8, 5)) < 0.7
+    x[~mask] = 0.0
+    # Keras takes the mean over what the mask leaves.
+    share = (mask * weights * mask.size / mask.sum()).astype("float32")
+    after = []
+    for masking, given, labels in (
+        ([layers.Masking()], weights, y),
+        ([], share, np.where(mask, y, 0)),
+    ):
+        keras.utils.set_random_seed(0)
+        dense = [layers.Dense(4, activation="tanh"), layers.Dense(3)]
+        model = keras.Sequential([keras.Input((5, 6)), *masking, *dense])
+        compiled(model, kso.KFAC(0.1, damping=0.1, fisher="exact"))
+        for _ in range(2):
+            model.train_on_batch(x, labels, sample_weight=given)
+        after.append(arrays(model.trainable_variables))
+    assert_close(*after, RTOL)
+
+
+def test_r19_weights_of_pixels():
+    """Segmentation: labels under a weight of zero change nothing."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(8, 4, 4, 2)).astype("float32")
+    y = (x[..., 0] > 0).astype("int32")
+    weights = (rng.uniform(size=y.shape) < 0.6).astype("float32")
+    keras.utils.set_random_seed(0)
+    model = compiled(
+        keras.Sequential([keras.Input((4, 4, 2)), layers.Conv2D(2, 3, padding="same")]),
+        kso.KFAC(0.1, fisher="empirical"),
+    )
+    initial = state(model)
+    after = []
+    for labels in (y, np.where(weights > 0, y, 1 - y)):
+        restore(model, initial)
+        history = fit(model, x, labels, sample_weight=weights, epochs=5)
+        after.append(arrays(model.trainable_variables))
+    assert_equal(*after)
+    assert history["loss"][-1] < 0.8 * history["loss"][0]
