@@ -1,7 +1,16 @@
 """Linear algebra on the host, for the backends whose own is slower on a CPU."""
 
+import contextlib
+
 import numpy as np
 from scipy.linalg import lapack
+from threadpoolctl import ThreadpoolController
+
+# Up to this width one thread is used: those of BLAS wait for one another, and for the
+# cores that the backend's own threads have.
+ONE_THREAD = 1024
+
+_blas = ThreadpoolController().select(user_api="blas")
 
 
 def lapack_inverse(matrix):
@@ -21,12 +30,17 @@ def lapack_inverse(matrix):
     potrf, potri = getattr(lapack, prefix + "potrf"), getattr(lapack, prefix + "potri")
     # Row-major memory read column by column is the transpose, which here is the same
     # matrix: no copy is made to change the order.
-    inverse, failed = potrf(matrix.T, lower=1)
-    if not failed:
-        inverse, failed = potri(inverse, lower=1, overwrite_c=1)
+    with _threads(len(matrix)):
+        inverse, failed = potrf(matrix.T, lower=1)
+        if not failed:
+            inverse, failed = potri(inverse, lower=1, overwrite_c=1)
     if failed:
         return np.full(matrix.shape, np.nan, matrix.dtype)
     return _mirrored(inverse.T)  # the same memory, row-major: its upper triangle
+
+
+def _threads(width):
+    return _blas.limit(limits=1) if width <= ONE_THREAD else contextlib.nullcontext()
 
 
 def _mirrored(upper, rows=256):
