@@ -105,7 +105,9 @@ def character_transformer(length, characters, width=64, heads=4, blocks=2):
     return keras.Model(ids, layers.Dense(characters)(h))
 
 
-def autoencoder(pixels, seed, widths=WIDTHS, code=CODE, activation="tanh"):
+def autoencoder(
+    pixels, seed, widths=WIDTHS, code=CODE, activation="tanh", initializer=None
+):
     """Builds a deep autoencoder, by default Martens', pixels-1000-500-250-30 and back.
 
     Args:
@@ -114,6 +116,7 @@ def autoencoder(pixels, seed, widths=WIDTHS, code=CODE, activation="tanh"):
         widths: Units of the layers before the code.
         code: Units of the code layer, which is linear.
         activation: Activation of the other layers.
+        initializer: Initializer of the kernels, by default the sparse one.
 
     Returns:
         The model. Its outputs are logits: a sigmoid makes them pixels.
@@ -126,9 +129,8 @@ def autoencoder(pixels, seed, widths=WIDTHS, code=CODE, activation="tanh"):
             keras.layers.Dense(
                 width,
                 activation=None if linear else activation,
-                kernel_initializer=kso.initializers.Sparse(
-                    15, seed=1000 * seed + number
-                ),
+                kernel_initializer=initializer
+                or kso.initializers.Sparse(15, seed=1000 * seed + number),
                 # The penalty is (L2 / 2) * sum(w**2): Keras does not halve.
                 kernel_regularizer=keras.regularizers.L2(L2 / 2),
             )

@@ -94,9 +94,10 @@ class TruncatedNewton:
     def step(self, x, y, w):
         layers, kind = self.layers, self.kind
         before = oracle.objective(layers, kind, x, y, w)
-        if self.damping is None:
-            self.damping = max(0.1 * abs(before), 1e-6)
         g = oracle.gradient(layers, kind, x, y, w)
+        if self.damping is None:
+            self.unit = min(abs(before), 1000 * (g @ g) / abs(before))
+            self.damping = 0.1 * self.unit
         self.change = lambda d: (
             oracle.objective(oracle.moved(layers, d), kind, x, y, w) - before
         )
@@ -115,7 +116,7 @@ class TruncatedNewton:
             self.damping *= 2 / 3
         elif rho < 1 / 4:
             self.damping *= 3 / 2
-        self.damping = max(self.damping, 1e-6)
+        self.damping = max(self.damping, 1e-6 * self.unit)
         self.layers = oracle.moved(layers, report.update)
         return report
 

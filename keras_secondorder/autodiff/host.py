@@ -1,7 +1,16 @@
 """Linear algebra on the host, for the backends whose own is slower on a CPU."""
 
+import contextlib
+
 import numpy as np
 from scipy.linalg import lapack
+from threadpoolctl import ThreadpoolController
+
+# Up to this width one thread is used: those of BLAS wait for one another, and for the
+# cores that the backend's own threads have.
+ONE_THREAD = 1024
+
+_blas = ThreadpoolController().select(user_api="blas")
 
 
 def lapack_inverses(matrices, dampings, scales) -> list:
@@ -35,14 +44,19 @@ def _invert(matrix, damping, scale):
     matrix /= scale
     # Row-major memory read column by column is the transpose, which here is the same
     # matrix: LAPACK works in this memory.
-    _, failed = potrf(matrix.T, lower=1, overwrite_a=1)
-    if not failed:
-        _, failed = potri(matrix.T, lower=1, overwrite_c=1)
+    with _threads(len(matrix)):
+        _, failed = potrf(matrix.T, lower=1, overwrite_a=1)
+        if not failed:
+            _, failed = potri(matrix.T, lower=1, overwrite_c=1)
     if failed:
         matrix.fill(np.nan)
     else:
         _mirrored(matrix)
         matrix /= scale
+
+
+def _threads(width):
+    return _blas.limit(limits=1) if width <= ONE_THREAD else contextlib.nullcontext()
 
 
 def _mirrored(upper, rows=256):

@@ -57,6 +57,11 @@ class DenseWrapper(KernelAndBias, LayerWrapper):
         """Cut the last row off as the bias."""
         return unstacked(matrix, self.has_bias)
 
+    def from_product(self, a, g):
+        """Cut the last column of the thin `a` off, not a row of the product."""
+        kernel_and_bias = unstacked(ops.transpose(a), self.has_bias)
+        return [ops.matmul(part, g) for part in kernel_and_bias]
+
 
 class LoraDenseWrapper(DenseWrapper):
     """`s = inputs @ kernel + c (inputs @ a) @ b + bias` with a frozen kernel.

@@ -106,6 +106,10 @@ class LayerWrapper:
         """Tensors shaped like `variables` from `W`; the inverse of `to_matrix`."""
         raise NotImplementedError
 
+    def from_product(self, a, g) -> list:
+        """Tensors shaped like `variables` from `W = a^T g`."""
+        return self.from_matrix(ops.matmul(ops.transpose(a), g))
+
     # --- layers that are several affine maps; one map is the rule -------------------
 
     @property

@@ -114,9 +114,9 @@ class BlockDiagonal:
         (before,) = vectors.values([self.count])
         count = before + 1.0
 
-        def averaged():
+        def update():
             batch = batch_factors(objective, linear, self.blocks, **options)
-            usable = vectors.is_finite(keras.tree.flatten(batch))
+            usable = vectors.is_finite(sum(map(_telling, self.blocks, batch), []))
             if linear.aux.weights:
                 # A batch of nothing but zero weights says nothing.
                 total = sum(ops.sum(w) for w in linear.aux.weights)
@@ -131,7 +131,7 @@ class BlockDiagonal:
 
             return vectors.choose(usable, new, (old, before))
 
-        factors, count = ops.cond(due, averaged, lambda: (old, before))
+        factors, count = ops.cond(due, update, lambda: (old, before))
         for block, new in zip(self.blocks, factors, strict=True):
             vectors.assign(block.factors, new)
         vectors.assign([self.count], [count])
@@ -229,3 +229,12 @@ class BlockDiagonal:
             ):
                 product[i] = part
         return product
+
+
+def _telling(block, statistics: list) -> list:
+    """Entries that are finite only if all are: of a second moment, its diagonal."""
+    moments = {id(v) for v in block.moments}
+    return [
+        ops.diagonal(new, axis1=-2, axis2=-1) if id(v) in moments else new
+        for v, new in zip(block.factors, statistics, strict=True)
+    ]

@@ -37,6 +37,7 @@ class DiagonalBlock:
         """The running statistics, variables `[D]`."""
         return [self.D]
 
+    moments: list = []
     inverses: list = []
 
     def precondition(self, gradient: list, inverses: list, damping, rows=None) -> list:
@@ -67,6 +68,7 @@ class IdentityBlock:
 
     wrapper = None
     factors: list = []
+    moments: list = []
     inverses: list = []
 
     def __init__(self, plan: Block):

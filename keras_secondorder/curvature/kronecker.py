@@ -186,11 +186,8 @@ class KroneckerBlock:
             Tensors shaped like the block's variables.
         """
         if rows is not None:
-            (a, g), (A_inverse, G_inverse) = rows, inverses
-            U = ops.matmul(
-                ops.transpose(ops.matmul(a, A_inverse)), ops.matmul(g, G_inverse)
-            )
-            return self.wrapper.from_matrix(U)
+            a, g = (ops.matmul(r, i) for r, i in zip(rows, inverses, strict=True))
+            return self.wrapper.from_product(a, g)
         count, results = len(self.parts), []
         for i, values in enumerate(self.wrapper.split(gradient)):
             part, (side_a, side_g) = self.parts[i], self.sides[i]

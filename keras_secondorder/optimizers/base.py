@@ -177,24 +177,42 @@ class SecondOrderOptimizer(keras.optimizers.Optimizer):
         self._adapted = isinstance(self._damping_rule, AdaptiveDamping)
         initial = self._damping_rule.initial if self._adapted else None
         self.damping_value = self.add_scalar("damping", float(initial or 0.0))
+        self.damping_bounds = self.add_variable(
+            (2,), "zeros", self.precision, name="damping_bounds"
+        )
 
     @property
     def damping_rule(self):
         """What adapts `lambda`, or None where it is a number or a schedule."""
         return self._damping_rule if self._adapted else None
 
-    def damping_at(self, k, loss):
+    def damping_at(self, k, loss, gradient, examples):
         """`lambda` of a step.
 
         Args:
             k: Number of steps taken.
             loss: The objective on the batch.
+            gradient: Its gradient, a list of tensors.
+            examples: Number of examples in the batch.
         """
         if not self._adapted:
             return ops.cast(at_step(self._damping_rule, k), self.precision)
         # A copy: PyTorch assigns in place, and this is read after the assignment.
-        damping = vectors.values([self.damping_value])[0] + 0.0
-        return ops.cast(self._damping_rule.start(damping, loss), self.precision)
+        now = [v + 0.0 for v in vectors.values([self.damping_value])]
+        now += vectors.values([self.damping_bounds])
+        damping, bounds = self._damping_rule.start(*now, loss, gradient, examples)
+        vectors.assign([self.damping_bounds], [bounds])
+        return ops.cast(damping, self.precision)
+
+    def next_damping(self, damping, rho):
+        """`lambda` of the step after one.
+
+        Args:
+            damping: `lambda`.
+            rho: The reduction ratio.
+        """
+        (bounds,) = vectors.values([self.damping_bounds])
+        return self._damping_rule.update(damping, rho, bounds)
 
     @contextlib.contextmanager
     def stepping(self):

@@ -141,7 +141,7 @@ class DenseNewton(FlatOptimizer):
         linear = objective.linearize()
         loss, gradient, finite = self.loss_and_gradient(objective, linear)
         model = self.quadratic(objective)
-        before = self.damping_at(k, loss)
+        before = self.damping_at(k, loss, [gradient], objective.examples)
 
         def attempt(number, damping, rho, x, goes_on):
             delta = -self.solve(model, gradient, damping)
@@ -158,7 +158,7 @@ class DenseNewton(FlatOptimizer):
             # damping that makes the step so small.
             decided = ops.absolute(predicted) <= self.eps * ops.absolute(loss)
             trusted = ops.where(decided, ops.ones_like(rho), rho)
-            damping = self._damping_rule.update(damping, trusted)
+            damping = self.next_damping(damping, trusted)
             x = ops.where(better, delta, x)
             return number + 1, damping, rho, x, ~(better | decided)
 

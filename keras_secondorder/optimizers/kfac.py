@@ -68,7 +68,8 @@ class KFAC(SecondOrderOptimizer):
         momentum: `mu`: a number, a schedule, or "adaptive" (with an adaptive learning
             rate only). "auto" is "adaptive" there, and 0.9 otherwise.
         damping: `lambda`: a number, a schedule, or an `AdaptiveDamping` object.
-            "auto" is `AdaptiveDamping(None, minimum=0.05, gamma_every=None)`.
+            "auto" is `AdaptiveDamping(None, minimum=None, gamma_every=None,
+            share=0.01)`, in units of the first loss.
         norm_constraint: Bound on `delta^T F delta` of a step: a number, a schedule, a
             `RelativeRadius`, or None. "auto" is `RelativeRadius()` with a given
             learning rate, and none with an adaptive one.
@@ -223,7 +224,9 @@ class KFAC(SecondOrderOptimizer):
             self.add_variable(v.shape, "zeros", "float32", name=f"direction_{i}")
             for i, v in enumerate(model.trainable_variables)
         )
-        self.build_damping(AdaptiveDamping(None, minimum=0.05, gamma_every=None))
+        self.build_damping(
+            AdaptiveDamping(None, minimum=None, gamma_every=None, share=0.01)
+        )
         initial = self._damping_rule.initial if self._adapted else None
         self.gamma = self.add_scalar("gamma", float(initial or 0.0) ** 0.5)
         self.rho = self.add_scalar("rho", float("nan"))
@@ -268,7 +271,7 @@ class KFAC(SecondOrderOptimizer):
             seed=self.seed,
             counter=k,
         )
-        damping, gamma = self._damping(k, loss)
+        damping, gamma = self._damping(k, loss, gradient, objective.examples)
         trial = ops.logical_and(finite, self._trial_due(k))
         refresh = ops.logical_and(finite, is_due(k, self.inverse_every))
         inverses = ops.cond(
@@ -340,9 +343,9 @@ class KFAC(SecondOrderOptimizer):
         due = ops.equal(k % self._damping_rule.gamma_every, 0)
         return ops.logical_and(k > 0, due)
 
-    def _damping(self, k, loss):
+    def _damping(self, k, loss, gradient, examples):
         """`lambda` and `gamma` of this step."""
-        damping = self.damping_at(k, loss)
+        damping = self.damping_at(k, loss, gradient, examples)
         if not self._tries_gammas(self._rule()):
             return damping, ops.sqrt(damping)
         (gamma,) = vectors.values([self.gamma])
@@ -375,7 +378,7 @@ class KFAC(SecondOrderOptimizer):
                 predicted = 0.5 * Q[0, 0] + b[0]
             actual = objective.change(update, loss)
             rho = reduction_ratio(actual, predicted)
-            new = self._damping_rule.update(damping, rho)
+            new = self.next_damping(damping, rho)
             return [rho, new, *compare(predicted, actual, gradient, update, damping)]
 
         nan = ops.full((), float("nan"))

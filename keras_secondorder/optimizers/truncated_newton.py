@@ -99,7 +99,7 @@ class TruncatedNewton(FlatOptimizer):
         k = ops.cast(self.iterations, "int32")
         linear = objective.linearize(taps=self.needs_taps(objective))
         loss, gradient, finite = self.loss_and_gradient(objective, linear)
-        damping = self.damping_at(k, loss)
+        damping = self.damping_at(k, loss, [gradient], objective.examples)
         trial = self.propose(objective, linear, gradient, damping, k)
         search = backtracking_line_search(
             lambda t: trial.change(t * trial.step),
@@ -115,9 +115,7 @@ class TruncatedNewton(FlatOptimizer):
         finite = finite & ops.all(ops.isfinite(direction))
         if self._adapted:
             due = ops.equal((k + 1) % self._damping_rule.every, 0)
-            damping_next = ops.where(
-                due, self._damping_rule.update(damping, rho), damping
-            )
+            damping_next = ops.where(due, self.next_damping(damping, rho), damping)
             vectors.assign(
                 [self.rho, self.damping_value], [rho, damping_next], where=finite
             )

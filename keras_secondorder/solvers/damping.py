@@ -3,6 +3,8 @@
 import keras
 from keras import ops
 
+from keras_secondorder import vectors
+
 RHO_BOUND = 10.0
 
 
@@ -24,6 +26,30 @@ def reduction_ratio(actual, predicted):
     return ops.clip(rho, -RHO_BOUND, RHO_BOUND)
 
 
+def loss_unit(loss, gradient):
+    """A unit for `lambda`, from the first batch.
+
+    ```
+    min(|h|, 1000 |gradient|^2 / |h|)
+    ```
+
+    It grows with the loss as the curvature does, so that a multiple of the loss has
+    the same steps. A loss that is large because its targets are is not followed: with
+    `lambda = 0.01` units, what is damping alone in the first step lowers the loss by a
+    tenth at least.
+
+    Args:
+        loss: The objective on the batch.
+        gradient: Its gradient, a list of tensors.
+
+    Returns:
+        A scalar.
+    """
+    h = ops.absolute(loss)
+    steep = 1000.0 * ops.divide_no_nan(vectors.norm(gradient), h)
+    return ops.minimum(h, steep * vectors.norm(gradient))
+
+
 @keras.saving.register_keras_serializable(package="keras_secondorder")
 class AdaptiveDamping:
     """Damping that follows how well the quadratic model predicts the loss.
@@ -38,18 +64,21 @@ class AdaptiveDamping:
     ```
 
     Args:
-        initial: `lambda` at the start; None for a tenth of the first batch's loss,
-            which suits losses of any scale.
+        initial: `lambda` at the start; None for `share` of the first batch's
+            `loss_unit`, which suits losses of any scale.
         every: Steps between two adaptations, T1.
         decay: The factor for one step; the thesis has 19/20.
-        minimum: Least `lambda`. Whatever it is, a factor is never damped by less than
-            its rounding error.
-        maximum: Largest `lambda`.
+        minimum: Least `lambda`; in units of the loss where `initial` is None, and None
+            there for `1 / N` with N examples in the first batch: gradients are that
+            noisy. Whatever it is, a factor is never damped by less than its rounding
+            error.
+        maximum: Largest `lambda`, in the same units.
         gamma_every: Steps between two trials of the factored damping `gamma`, T2, or
             None to keep `gamma = sqrt(lambda + eta)`. Each trial compares the values
             `gamma`, `omega gamma` and `gamma / omega` with
             `omega = sqrt(decay) ** gamma_every` by the quadratic model, so it needs a
             step rule that has one.
+        share: `lambda` at the start, in units of the loss, where `initial` is None.
 
     References:
         Martens (2016), thesis, sections 6.6.5 and 6.6.6.
@@ -60,9 +89,10 @@ class AdaptiveDamping:
         initial: float | None = 150.0,
         every: int = 5,
         decay: float = 19 / 20,
-        minimum: float = 0.0,
+        minimum: float | None = 0.0,
         maximum: float = 1e8,
         gamma_every: int | None = 20,
+        share: float = 0.1,
     ):
         if not 0 < decay < 1:
             raise ValueError(
@@ -75,40 +105,63 @@ class AdaptiveDamping:
                 f"Received every={every}, gamma_every={gamma_every}. "
                 "The thesis has 5 and 20."
             )
+        if minimum is None and initial is not None:
+            raise ValueError(
+                "`minimum=None` is in units of the loss, as `initial=None` is. "
+                f"Received minimum=None with initial={initial}. Give a number."
+            )
         self.initial = initial
         self.every = every
         self.decay = decay
         self.minimum = minimum
         self.maximum = maximum
         self.gamma_every = gamma_every
+        self.share = share
 
-    def start(self, damping, loss):
-        """`lambda` as it is, or what it starts from while it is not set.
+    def start(self, damping, bounds, loss, gradient, examples) -> tuple:
+        """`lambda` and its bounds as they are, or what they start from.
 
         Args:
-            damping: The variable's value; 0 before the first step without `initial`.
+            damping: The variable's value.
+            bounds: The least and the largest `lambda`, shape `(2,)`; zeros while no
+                batch had a gradient, and with `initial`.
             loss: The objective on the batch.
+            gradient: Its gradient, a list of tensors.
+            examples: Number of examples in the batch.
 
         Returns:
-            A positive scalar.
+            A scalar and a tensor of shape `(2,)`.
         """
         if self.initial is not None:
-            return damping
-        started = ops.clip(0.1 * ops.absolute(loss), self.minimum, self.maximum)
-        unset = ops.logical_and(damping <= 0, ops.isfinite(loss))
-        return ops.where(unset, started, damping)
+            return damping, bounds
+        unit = loss_unit(loss, gradient)
+        usable = ops.logical_and(ops.isfinite(unit), unit > 0)
+        # Without a gradient any damping will do, but 0.
+        unit = ops.where(usable, unit, 1.0)
+        least = self.minimum
+        if least is None:
+            least = 1.0 / ops.cast(examples, unit.dtype)
+        first = ops.stack([unit * least, unit * self.maximum])
+        known = bounds[1] > 0
+        started = ops.clip(self.share * unit, first[0], first[1])
+        damping = ops.where(known, damping, started)
+        return damping, ops.where(ops.logical_or(known, ~usable), bounds, first)
 
-    def update(self, damping, rho):
+    def update(self, damping, rho, bounds=None):
         """The next `lambda`.
 
         Args:
             damping: `lambda`, a scalar.
             rho: The reduction ratio; NaN where the loss overflowed.
+            bounds: What `start` returned.
         """
         omega = self.decay**self.every
         poor = ops.logical_or(rho < 0.25, ops.logical_not(ops.isfinite(rho)))
         factor = ops.where(rho > 0.75, omega, ops.where(poor, 1 / omega, 1.0))
-        return ops.clip(damping * factor, self.minimum, self.maximum)
+        least, most = self.minimum, self.maximum
+        if self.initial is None:
+            least, most = bounds[0], bounds[1]
+        return ops.clip(damping * factor, least, most)
 
     def gamma_candidates(self, gamma) -> list:
         """The factored dampings that one trial compares with the present one."""
@@ -124,6 +177,7 @@ class AdaptiveDamping:
             "minimum": self.minimum,
             "maximum": self.maximum,
             "gamma_every": self.gamma_every,
+            "share": self.share,
         }
 
     @classmethod

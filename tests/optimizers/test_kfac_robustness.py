@@ -118,6 +118,47 @@ def test_r3_no_damping_at_all_on_a_variable_that_the_loss_never_uses():
     assert_equal(arrays(model.get_layer("spare").weights), before)
 
 
+@pytest.mark.parametrize("optimizer", [kso.KFAC, kso.HessianFree, kso.NaturalGradient])
+def test_a_multiple_of_the_loss_has_the_same_steps(optimizer):
+    """2^-20 is exact in float32, so that only constants with a unit can tell."""
+    x, y = examples(256)
+    runs = []
+    for factor in (1.0, 2.0**-20):
+        keras.utils.set_random_seed(0)
+        options = {"fisher": "exact"} if optimizer is kso.KFAC else {}
+        model = classifier()
+        model.compile(optimizer(**options), crossentropy(), loss_weights=factor)
+        history = fit(model, x, y, batch_size=256, epochs=20)
+        runs.append((arrays(model.weights), np.array(history["damping"]) / factor))
+    (weights, damping), (scaled, scaled_damping) = runs
+    assert damping[-1] != damping[0]
+    # Rounding differs where a constant is added to what is scaled.
+    np.testing.assert_allclose(scaled_damping, damping, rtol=1e-3)
+    for a, b in zip(weights, scaled, strict=True):
+        np.testing.assert_allclose(b, a, rtol=1e-2, atol=1e-3)
+
+
+def test_damping_does_not_start_from_the_size_of_the_targets():
+    x, _ = examples(64)
+    y = np.sin(x[:, :1])
+    starts = []
+    for factor in (1e3, 1e5):
+        keras.utils.set_random_seed(0)
+        # The outputs start at zero, so that the residuals are the targets.
+        model = keras.Sequential(
+            [
+                keras.Input((6,)),
+                layers.Dense(8, activation="tanh"),
+                layers.Dense(1, kernel_initializer="zeros"),
+            ]
+        )
+        model.compile(kso.KFAC(), "mse")
+        history = fit(model, x, factor * y, batch_size=64, epochs=20)
+        starts.append(history["damping"][0])
+        assert history["loss"][-1] < 0.5 * history["loss"][0]
+    np.testing.assert_allclose(starts[1], starts[0], rtol=1e-4)
+
+
 @pytest.fixture(scope="module")
 def model():
     """One compiled step that the tests of bad batches share."""
