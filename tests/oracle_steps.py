@@ -227,7 +227,7 @@ class NaturalGradient(TruncatedNewton):
 
     Args:
         metric: "fisher" or "covariance".
-        data: `(x, y, w)`, or None for the batch.
+        data: `(x, y)`, or None for the batch.
     """
 
     def __init__(self, *args, metric="fisher", data=None, **kwargs):
@@ -235,7 +235,9 @@ class NaturalGradient(TruncatedNewton):
         self.metric, self.data = metric, data
 
     def solve(self, x, y, w, g):
-        x, y, w = (x, y, w) if self.data is None else self.data
+        if self.data is not None:  # which weigh as much as the batch
+            x, y = self.data
+            w = np.full(len(x), w.sum() / len(x))
         if self.metric == "fisher":
             G = oracle.fisher(self.layers, self.kind, x, w)
         else:

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-import keras
 from keras import ops
 
 from keras_secondorder import vectors
@@ -116,7 +115,8 @@ class BlockDiagonal:
 
         def update():
             batch = batch_factors(objective, linear, self.blocks, **options)
-            usable = vectors.is_finite(sum(map(_telling, self.blocks, batch), []))
+            told = [*map(_telling, self.blocks, batch), *map(_telling, self.blocks, old)]
+            usable = vectors.is_finite(sum(told, []))
             if linear.aux.weights:
                 # A batch of nothing but zero weights says nothing.
                 total = sum(ops.sum(w) for w in linear.aux.weights)

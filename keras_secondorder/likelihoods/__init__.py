@@ -19,6 +19,7 @@ from keras_secondorder.likelihoods.output_hessian import OutputHessian
 from keras_secondorder.likelihoods.outputs import (
     Curve,
     curvature_cotangents,
+    effective_examples,
     example_weights,
     fisher_gram,
     sqrt_cotangents,
@@ -40,6 +41,7 @@ __all__ = [
     "by_position",
     "check_likelihood",
     "curvature_cotangents",
+    "effective_examples",
     "example_weights",
     "fisher_gram",
     "likelihood_of",

@@ -102,6 +102,27 @@ def _by_output(curves, outputs, vector) -> list:
     return cotangents
 
 
+def effective_examples(weights: list, examples):
+    """How many examples of equal weight say as much as those of a batch.
+
+    ```
+    (sum_n w_n)^2 / sum_n w_n^2
+    ```
+
+    Args:
+        weights: Position weights of the heads.
+        examples: Number of examples.
+
+    Returns:
+        A scalar: `examples` where all weigh alike; those without weight do not count.
+
+    References:
+        Kish (1965), *Survey sampling*.
+    """
+    w = ops.sum(example_weights(weights, examples), axis=1)
+    return 1.0 / ops.maximum(ops.sum(w * w), 1e-30)
+
+
 def example_weights(weights: list, examples):
     """Weights of the examples or of their positions, summing to 1 over the batch.
 

@@ -21,11 +21,15 @@ class FirstOrderOptimizer(keras.optimizers.Optimizer):
         """Remember which parameters there are."""
         super().build(variables)
         self._parameters = list(variables)
-        self._places = {id(v): i for i, v in enumerate(self._parameters)}
 
     def place_of(self, variable) -> int:
         """Number of a parameter among those that the optimizer was built for."""
-        return self._places[id(variable)]
+        # On TensorFlow it comes as the backend's own variable.
+        return next(
+            i
+            for i, v in enumerate(self._parameters)
+            if v is variable or v.value is variable
+        )
 
     def add_slots(self, variables, name: str, value: float) -> list:
         """One variable of the optimizer for each parameter, filled with a number."""

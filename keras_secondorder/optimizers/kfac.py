@@ -15,6 +15,7 @@ from keras_secondorder.curvature import (
     Inverses,
     fisher_model,
 )
+from keras_secondorder.likelihoods import effective_examples
 from keras_secondorder.optimizers.arguments import (
     check_damping,
     check_one_of,
@@ -271,7 +272,8 @@ class KFAC(SecondOrderOptimizer):
             seed=self.seed,
             counter=k,
         )
-        damping, gamma = self._damping(k, loss, gradient, objective.examples)
+        examples = effective_examples(linear.aux.weights, objective.examples)
+        damping, gamma = self._damping(k, loss, gradient, examples)
         trial = ops.logical_and(finite, self._trial_due(k))
         refresh = ops.logical_and(finite, is_due(k, self.inverse_every))
         inverses = ops.cond(

@@ -87,10 +87,7 @@ def natural_gradient(metric="fisher", data=None, **options):
     case = Case(None, None, **case)
     own = metric_data()
     pair = {None: None, "inputs": own.x, "labelled": (own.x, case.targets(own))}[data]
-    # A sum over the rows counts as one over a batch.
-    total = ROWS if getattr(case.loss, "reduction", "") == "sum" else 1.0
-    weights = np.full(METRIC_ROWS, total / METRIC_ROWS)
-    theirs = None if data is None else (own.x, case.targets(own), weights)
+    theirs = None if data is None else (own.x, case.targets(own))
 
     return case._replace(
         ours=lambda: kso.NaturalGradient(
