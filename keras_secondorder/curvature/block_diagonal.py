@@ -115,8 +115,13 @@ class BlockDiagonal:
 
         def update():
             batch = batch_factors(objective, linear, self.blocks, **options)
-            told = [*map(_telling, self.blocks, batch), *map(_telling, self.blocks, old)]
-            usable = vectors.is_finite(sum(told, []))
+            told = [
+                entry
+                for statistics in (batch, old)
+                for block, own in zip(self.blocks, statistics, strict=True)
+                for entry in _telling(block, own)
+            ]
+            usable = vectors.is_finite(told)
             if linear.aux.weights:
                 # A batch of nothing but zero weights says nothing.
                 total = sum(ops.sum(w) for w in linear.aux.weights)
