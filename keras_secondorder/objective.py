@@ -111,9 +111,11 @@ class Objective:
         other = copy.copy(self)
         other._x, other._y = x, y
         if sample_weight is None and self._sample_weight is not None:
-            ones = ops.ones((other.examples,))
+            dtype = self.precision
+            ones = ops.ones((other.examples,), dtype)
             sample_weight = keras.tree.map_structure(
-                lambda w: None if w is None else ops.mean(w) * ones, self._sample_weight
+                lambda w: None if w is None else ops.mean(ops.cast(w, dtype)) * ones,
+                self._sample_weight,
             )
         other._sample_weight = sample_weight
         if self._sums():
