@@ -1,5 +1,7 @@
 """Optimizers that need gradients only, and so work in any training loop."""
 
+import types
+
 import keras
 from keras import ops
 
@@ -20,14 +22,15 @@ class FirstOrderOptimizer(keras.optimizers.Optimizer):
     def build(self, variables):
         """Remember which parameters there are."""
         super().build(variables)
-        self._parameters = list(variables)
+        # Keras would take the entries of a list for variables of the optimizer's own.
+        self._built_for = types.SimpleNamespace(parameters=list(variables))
 
     def place_of(self, variable) -> int:
         """Number of a parameter among those that the optimizer was built for."""
         # On TensorFlow it comes as the backend's own variable.
         return next(
             i
-            for i, v in enumerate(self._parameters)
+            for i, v in enumerate(self._built_for.parameters)
             if v is variable or v.value is variable
         )
 
@@ -45,7 +48,7 @@ class FirstOrderOptimizer(keras.optimizers.Optimizer):
         if not self.built and trainable_variables is not None:
             self.build(trainable_variables)
         finite = vectors.is_finite([g for g in grads if g is not None])
-        state = [*self._parameters, *self.variables]
+        state = [*self._built_for.parameters, *self.variables]
         # Copies: PyTorch assigns in place.
         before = [ops.copy(value) for value in vectors.values(state)]
         super().apply(grads, trainable_variables)
