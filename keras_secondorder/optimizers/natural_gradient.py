@@ -116,22 +116,29 @@ class NaturalGradient(TruncatedNewton):
     def metric_data(self):
         """What the metric is measured on, `(x, y)` as arrays, or None.
 
-        It may be set, as after `load_model`, which goes on without it.
+        It may be set before training begins or goes on, as after `load_model`, which
+        comes without it.
+
+        Raises:
+            ValueError: When set: the step is compiled already, with the data it had.
         """
         return self._metric_data
 
     @metric_data.setter
     def metric_data(self, data):
+        model = self._model_reference and self._model_reference()
+        if model is not None and model.train_function is not None:
+            raise ValueError(
+                "The step is compiled with the metric's data in it. Received other "
+                "data after a first step. Set `metric_data` right after `load_model`, "
+                "or compile the model with a new optimizer."
+            )
         arrays = None if data is None else _arrays(data)
         _check_arrays(arrays)
         self._metric_data = arrays
         self._metric_tensors = keras.tree.map_structure(
             lambda a: None if a is None else ops.convert_to_tensor(a), arrays
         )
-        model = self._model_reference and self._model_reference()
-        if model is not None:
-            model.train_function = None  # a compiled step has the old data in it
-
     def propose(self, objective, linear, gradient, damping, k) -> Trial:
         """A truncated solve with the damped metric."""
         metric = self._metric_objective(objective, k)
