@@ -139,6 +139,7 @@ class NaturalGradient(TruncatedNewton):
         self._metric_tensors = keras.tree.map_structure(
             lambda a: None if a is None else ops.convert_to_tensor(a), arrays
         )
+
     def propose(self, objective, linear, gradient, damping, k) -> Trial:
         """A truncated solve with the damped metric."""
         metric = self._metric_objective(objective, k)
