@@ -77,7 +77,6 @@ class Report(NamedTuple):
         ]
         if self.layers:
             lines += ["", *self._table()]
-        if self.layers:
             lines.append("(docs/reading_the_dials.md says how to read the columns)")
         if self.errors:
             found = ", ".join(f"{e:+.0%} ({n})" for n, e in self.errors.items())

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import keras
 from keras import ops
-from keras.optimizers.schedules import LearningRateSchedule
 
 from keras_secondorder import vectors
 from keras_secondorder.capture import check_layers
@@ -82,9 +81,7 @@ class SecondOrderOptimizer(keras.optimizers.Optimizer):
     precision = "float32"
 
     def __init__(self, learning_rate=1.0, **kwargs):
-        if not isinstance(learning_rate, LearningRateSchedule) and not callable(
-            learning_rate
-        ):
+        if not callable(learning_rate):  # schedules are
             check_range("learning_rate", learning_rate, 0)
             learning_rate = float(learning_rate)
         super().__init__(learning_rate=learning_rate, **kwargs)

@@ -6,7 +6,7 @@ from keras import ops
 from keras_secondorder import autodiff, vectors
 from keras_secondorder.capture import places_of, plan_blocks
 from keras_secondorder.curvature.products import hessian_products
-from keras_secondorder.optimizers.arguments import check_one_of, check_range
+from keras_secondorder.optimizers.arguments import check_one_of
 from keras_secondorder.optimizers.base import SecondOrderOptimizer, StepResult
 
 GRADIENTS = ("plain", "updated", "true")
@@ -58,8 +58,6 @@ class LayerwiseDescent(SecondOrderOptimizer):
     wrappers: tuple = ()
 
     def __init__(self, learning_rate=0.01, gradient: str = "updated", **kwargs):
-        if isinstance(learning_rate, int | float):
-            check_range("learning_rate", learning_rate, 0)
         check_one_of("gradient", gradient, GRADIENTS)
         super().__init__(learning_rate, **kwargs)
         self.gradient = gradient
