@@ -14,6 +14,7 @@ from keras_secondorder.likelihoods import (
     Curve,
     by_position,
     check_likelihood,
+    gradient_weights,
     likelihood_of,
     position_weights,
     read_heads,
@@ -338,11 +339,7 @@ class Objective:
             linear = autodiff.vjp(total, [z], taps=False)
             gradient = linear.pullback([ops.ones_like(linear.outputs[0])])[0]
             grouped = by_position(gradient, curve.weights)
-            scale = curve.likelihood.scale(grouped)
-            weights = curve.weights
-            if len(weights.shape) == 0:  # one number: a mean over the examples
-                weights = weights * ops.cast(ops.shape(z)[0], weights.dtype)
-            weight = ops.sqrt(weights / scale)[..., None]
+            weight = ops.sqrt(gradient_weights(curve, z, head.loss, y))[..., None]
             before = cotangents[curve.output]
             vector = ops.reshape(weight * grouped, ops.shape(z))
             cotangents[curve.output] = vector if before is None else before + vector

@@ -20,6 +20,7 @@ ROOMS = (
     "autodiff",
     "vectors",
     "solvers",
+    "arguments",
     "likelihoods",
     "capture",
     "layers",

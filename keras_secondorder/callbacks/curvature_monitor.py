@@ -9,6 +9,7 @@ import warnings
 import keras
 from keras import ops
 
+from keras_secondorder.arguments import check_count, check_range
 from keras_secondorder.callbacks.batch import arguments_of_fit, first_rows
 from keras_secondorder.callbacks.budget import Purse, Task
 from keras_secondorder.callbacks.event_file import EventFile
@@ -17,7 +18,6 @@ from keras_secondorder.callbacks.records import Records, as_frame
 from keras_secondorder.callbacks.step_times import StepTimes, intervals_of
 from keras_secondorder.diagnostics import has_blocks
 from keras_secondorder.diagnostics.pictures import has_matplotlib
-from keras_secondorder.optimizers.arguments import check_count, check_range
 from keras_secondorder.optimizers.base import SecondOrderOptimizer
 
 # How the overhead is shared out.

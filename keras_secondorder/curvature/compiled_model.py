@@ -30,12 +30,17 @@ def check_loss(model) -> None:
             "compiled without one. Pass `loss=` to `compile`; of what `add_loss` adds, "
             "`hessian` has the curvature."
         )
-    if type(model).compute_loss is not keras.Model.compute_loss:
+    if has_own_loss(model):
         warnings.warn(
             f"{type(model).__name__} defines its own `compute_loss`. The matrix is "
             "that of the compiled loss; that of `compute_loss` is `hessian`.",
             stacklevel=4,
         )
+
+
+def has_own_loss(model) -> bool:
+    """Whether `compute_loss` may be something else than the compiled loss."""
+    return type(model).compute_loss is not keras.Model.compute_loss
 
 
 def check_model(model) -> None:

@@ -15,7 +15,6 @@ from keras_secondorder.curvature.compiled_model import (
 from keras_secondorder.curvature.operator import (
     MAX_EXACT_PRODUCTS,
     LinearOperator,
-    check_count,
     check_samples,
 )
 from keras_secondorder.curvature.products import (
@@ -133,7 +132,7 @@ def fisher(
     References:
         Martens (2016), thesis, sections 5.1, 5.5 and 6.5.
     """
-    check_count("samples", samples)
+    check_samples(samples)
 
     def build(objective, number):
         if samples is None:
@@ -355,8 +354,10 @@ class NetworkOperator(LinearOperator):
             number = ops.convert_to_tensor(number, "int32")
             outside = autodiff.random_state()
             autodiff.set_random_state(self._random)
-            prepared = self._prepare(self._point, self._state, batch, number)
-            autodiff.set_random_state(outside)
+            try:
+                prepared = self._prepare(self._point, self._state, batch, number)
+            finally:
+                autodiff.set_random_state(outside)
             item = prepared, rows_of(batch)
             if self._data.single:
                 self._kept = item

@@ -7,6 +7,7 @@ import numpy as np
 from keras import ops
 
 from keras_secondorder import autodiff
+from keras_secondorder.arguments import check_count
 from keras_secondorder.curvature import spectrum
 from keras_secondorder.curvature.columns import columns_of
 from keras_secondorder.solvers import (
@@ -171,7 +172,7 @@ class LinearOperator:
         References:
             Hutchinson (1990); Meyer, Musco, Musco & Woodruff (2021), algorithm 1.
         """
-        check_count("samples", samples)
+        check_samples(samples)
         if samples is None or samples >= self.shape[0]:
             units = (self._unit(i) for i in range(self.shape[0]))
             return sum(self.matvec(e)[i] for i, e in enumerate(units))
@@ -245,7 +246,8 @@ class LinearOperator:
         References:
             Ghorbani, Krishnan & Xiao (2019), section 2; Golub & Welsch (1969).
         """
-        for name, value in (("samples", samples), ("steps", steps)):
+        counts = {"samples": samples, "steps": steps, "points": points}
+        for name, value in counts.items():
             check_count(name, value)
         with autodiff.stepwise():
             return spectrum.lanczos_density(
@@ -369,17 +371,10 @@ class Sum(LinearOperator):
         return totals
 
 
-def check_count(name: str, value: int | None) -> None:
-    """Refuse a number of random vectors or of steps that is below 1."""
-    if value is not None and value < 1:
-        raise ValueError(
-            f"`{name}` must be at least 1. Received {name}={value}. Ask for more."
-        )
-
-
-def check_samples(samples: int | None, exact: bool | None) -> None:
+def check_samples(samples: int | None, exact: bool | None = None) -> None:
     """Refuse a number of random vectors below 1, or one for an exact diagonal."""
-    check_count("samples", samples)
+    if samples is not None:
+        check_count("samples", samples)
     if exact and samples is not None:
         raise ValueError(
             "An exact diagonal takes no random vectors. Received exact=True with "

@@ -22,6 +22,7 @@ from keras_secondorder.likelihoods.outputs import (
     effective_examples,
     example_weights,
     fisher_gram,
+    gradient_weights,
     sqrt_cotangents,
 )
 from keras_secondorder.likelihoods.poisson import Poisson
@@ -44,6 +45,7 @@ __all__ = [
     "effective_examples",
     "example_weights",
     "fisher_gram",
+    "gradient_weights",
     "likelihood_of",
     "loss_weights_of",
     "position_weights",

@@ -315,8 +315,29 @@ def position_weights(head: Head, z, y_pred):
     linear = autodiff.vjp(reduced, [values], taps=False)
     weights = linear.pullback([ops.ones_like(linear.outputs[0])])[0]
     weights = ops.cast(ops.stop_gradient(weights), z.dtype)
+    mass = label_mass(head.loss, head.y) if head.labelled else None
+    if mass is not None:
+        weights = weights * ops.cast(mass, weights.dtype)
     weights = ops.where(weights < 0, ops.zeros_like(weights), weights)
     return _by_positions_of(z, weights, head.loss)
+
+
+def label_mass(loss: keras.losses.Loss, y):
+    """What the targets of a position sum to, where the loss is linear in them.
+
+    Args:
+        loss: A Keras loss.
+        y: Targets.
+
+    Returns:
+        For a categorical cross-entropy, the sums of the labels over the classes: 1 for
+        one-hot labels, 0 for a row of zeros, which has no loss. None for other losses.
+    """
+    if getattr(loss, "fn", None) is not keras.losses.categorical_crossentropy:
+        return None
+    smoothing = getattr(loss, "label_smoothing", 0.0)
+    sums = ops.sum(ops.cast(y, "float32"), axis=getattr(loss, "axis", -1))
+    return sums * (1.0 - smoothing) + smoothing
 
 
 def _by_positions_of(z, weights, loss):

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from keras import ops
 
 from keras_secondorder.likelihoods.base import Likelihood
-from keras_secondorder.likelihoods.heads import by_position
+from keras_secondorder.likelihoods.heads import by_position, label_mass
 
 
 class Curve(NamedTuple):
@@ -88,6 +88,24 @@ def sqrt_cotangents(curves: list[Curve], outputs: list, root: Callable) -> list:
         return weight[..., None] * root(curve, z)
 
     return _by_output(curves, outputs, vector)
+
+
+def gradient_weights(curve: Curve, z, loss, y):
+    """Weights of the outer products of the loss's gradients, for the empirical Fisher.
+
+    Args:
+        curve: The head's likelihood.
+        z: Its output.
+        loss: The Keras loss.
+        y: The targets.
+    """
+    weights = curve.weights
+    if len(weights.shape) == 0:  # one number: a mean over the examples
+        weights = weights * ops.cast(ops.shape(z)[0], weights.dtype)
+    mass = label_mass(loss, y)  # the gradients have it, and the weights too
+    if mass is not None:
+        weights = ops.divide_no_nan(weights, ops.cast(mass, weights.dtype))
+    return weights / curve.likelihood.scale(by_position(z, curve.weights))
 
 
 def _by_output(curves, outputs, vector) -> list:

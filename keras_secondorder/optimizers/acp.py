@@ -4,9 +4,9 @@ import keras
 from keras import ops
 
 from keras_secondorder import vectors
+from keras_secondorder.arguments import check_range
 from keras_secondorder.curvature import InputCovariance
 from keras_secondorder.curvature.factor import damped_inverses
-from keras_secondorder.optimizers.arguments import check_range
 from keras_secondorder.optimizers.base import is_due
 from keras_secondorder.optimizers.centered_sgd import CenteredSGD
 

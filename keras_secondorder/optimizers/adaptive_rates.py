@@ -3,7 +3,7 @@
 import keras
 from keras import ops
 
-from keras_secondorder.optimizers.arguments import (
+from keras_secondorder.arguments import (
     check_at_least,
     check_one_of,
     check_range,

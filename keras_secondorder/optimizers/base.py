@@ -9,9 +9,9 @@ import keras
 from keras import ops
 
 from keras_secondorder import vectors
+from keras_secondorder.arguments import check_range
 from keras_secondorder.capture import check_layers
 from keras_secondorder.likelihoods import loss_weights_of
-from keras_secondorder.optimizers.arguments import check_range
 from keras_secondorder.optimizers.step_report import (
     CAUSES,
     ENTRIES,

@@ -6,10 +6,10 @@ import keras
 from keras import ops
 
 from keras_secondorder import vectors
+from keras_secondorder.arguments import check_momentum
 from keras_secondorder.capture import of_wrapper, places_of, plan_blocks
 from keras_secondorder.curvature import center, input_mean, uncenter
 from keras_secondorder.likelihoods import example_weights
-from keras_secondorder.optimizers.arguments import check_momentum
 from keras_secondorder.optimizers.base import SecondOrderOptimizer, StepResult
 
 

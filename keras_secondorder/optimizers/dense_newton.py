@@ -7,7 +7,7 @@ import numpy as np
 from keras import ops
 
 from keras_secondorder import vectors
-from keras_secondorder.optimizers.arguments import (
+from keras_secondorder.arguments import (
     check_count,
     check_damping,
 )

@@ -4,17 +4,17 @@ import keras
 from keras import ops
 
 from keras_secondorder import vectors
+from keras_secondorder.arguments import (
+    check_at_least,
+    check_one_of,
+    check_range,
+)
 from keras_secondorder.curvature.factor import running_average
 from keras_secondorder.curvature.products import l2_curvature
 from keras_secondorder.curvature.squared_gradients import (
     DIAGONALS,
     curvature_diagonal,
     dense_wrappers,
-)
-from keras_secondorder.optimizers.arguments import (
-    check_at_least,
-    check_one_of,
-    check_range,
 )
 from keras_secondorder.optimizers.base import StepResult
 from keras_secondorder.optimizers.flat import FlatOptimizer

@@ -4,6 +4,12 @@ import keras
 from keras import ops
 
 from keras_secondorder import vectors
+from keras_secondorder.arguments import (
+    check_at_least,
+    check_count,
+    check_one_of,
+    check_range,
+)
 from keras_secondorder.capture import recurrent_layers
 from keras_secondorder.curvature import BlockDiagonal
 from keras_secondorder.curvature.products import (
@@ -15,12 +21,6 @@ from keras_secondorder.curvature.squared_gradients import (
     DIAGONALS,
     curvature_diagonal,
     dense_wrappers,
-)
-from keras_secondorder.optimizers.arguments import (
-    check_at_least,
-    check_count,
-    check_one_of,
-    check_range,
 )
 from keras_secondorder.optimizers.truncated_newton import Trial, TruncatedNewton
 from keras_secondorder.solvers import backtrack, conjugate_gradient
@@ -117,7 +117,8 @@ class HessianFree(TruncatedNewton):
         check_at_least("structural_damping", structural_damping, 0)
         check_count("cg_iterations", cg_iterations)
         check_range("cg_tolerance", cg_tolerance, 0)
-        if isinstance(warm_start, int | float):
+        schedule = keras.optimizers.schedules.LearningRateSchedule
+        if not isinstance(warm_start, schedule):
             check_at_least("warm_start", warm_start, 0, 1)
         check_range("curvature_fraction", curvature_fraction, 0, 1)
         if curvature == "hessian" and structural_damping:

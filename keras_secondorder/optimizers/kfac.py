@@ -6,6 +6,13 @@ import keras
 from keras import ops
 
 from keras_secondorder import vectors
+from keras_secondorder.arguments import (
+    check_damping,
+    check_one_of,
+    check_range,
+    check_rates,
+    check_together,
+)
 from keras_secondorder.capture import FALLBACKS, table
 from keras_secondorder.curvature import (
     APPROXIMATIONS,
@@ -16,13 +23,6 @@ from keras_secondorder.curvature import (
     fisher_model,
 )
 from keras_secondorder.likelihoods import effective_examples
-from keras_secondorder.optimizers.arguments import (
-    check_damping,
-    check_one_of,
-    check_range,
-    check_rates,
-    check_together,
-)
 from keras_secondorder.optimizers.base import (
     SecondOrderOptimizer,
     StepResult,

@@ -4,12 +4,12 @@ import keras
 from keras import ops
 
 from keras_secondorder import autodiff, vectors
-from keras_secondorder.curvature.products import fisher_products, gauss_newton_products
-from keras_secondorder.optimizers.arguments import (
+from keras_secondorder.arguments import (
     check_count,
     check_one_of,
     check_range,
 )
+from keras_secondorder.curvature.products import fisher_products, gauss_newton_products
 from keras_secondorder.optimizers.base import StepResult
 from keras_secondorder.optimizers.flat import FlatOptimizer
 from keras_secondorder.optimizers.step_report import Measured

@@ -4,9 +4,9 @@ import keras
 from keras import ops
 
 from keras_secondorder import autodiff, vectors
+from keras_secondorder.arguments import check_one_of
 from keras_secondorder.capture import places_of, plan_blocks
 from keras_secondorder.curvature.products import hessian_products
-from keras_secondorder.optimizers.arguments import check_one_of
 from keras_secondorder.optimizers.base import SecondOrderOptimizer, StepResult
 
 GRADIENTS = ("plain", "updated", "true")

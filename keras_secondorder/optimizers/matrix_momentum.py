@@ -5,12 +5,12 @@ import numpy as np
 from keras import ops
 
 from keras_secondorder import vectors
-from keras_secondorder.curvature.products import gauss_newton_products
-from keras_secondorder.optimizers.arguments import (
+from keras_secondorder.arguments import (
     check_at_least,
     check_one_of,
     check_range,
 )
+from keras_secondorder.curvature.products import gauss_newton_products
 from keras_secondorder.optimizers.base import StepResult
 from keras_secondorder.optimizers.flat import FlatOptimizer
 from keras_secondorder.solvers.schedules import at_step

@@ -7,17 +7,17 @@ import numpy as np
 from keras import ops
 
 from keras_secondorder import vectors
+from keras_secondorder.arguments import (
+    check_count,
+    check_one_of,
+    check_range,
+)
 from keras_secondorder.curvature.batches import items_of
 from keras_secondorder.curvature.products import (
     empirical_fisher_products,
     fisher_products,
 )
 from keras_secondorder.likelihoods import CounterSeed
-from keras_secondorder.optimizers.arguments import (
-    check_count,
-    check_one_of,
-    check_range,
-)
 from keras_secondorder.optimizers.truncated_newton import Trial, TruncatedNewton
 from keras_secondorder.solvers import conjugate_gradient, minres_qlp
 

@@ -3,8 +3,8 @@
 import keras
 from keras import ops
 
+from keras_secondorder.arguments import check_one_of
 from keras_secondorder.curvature.products import hessian_products
-from keras_secondorder.optimizers.arguments import check_one_of
 from keras_secondorder.optimizers.dense_newton import DenseNewton, Quadratic
 
 #: What becomes of the eigenvalues before they are damped.

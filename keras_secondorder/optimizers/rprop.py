@@ -3,7 +3,7 @@
 import keras
 from keras import ops
 
-from keras_secondorder.optimizers.arguments import check_range
+from keras_secondorder.arguments import check_range
 from keras_secondorder.optimizers.first_order import FirstOrderOptimizer
 
 

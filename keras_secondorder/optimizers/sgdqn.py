@@ -4,7 +4,7 @@ import keras
 from keras import ops
 
 from keras_secondorder import autodiff, vectors
-from keras_secondorder.optimizers.arguments import check_count, check_range
+from keras_secondorder.arguments import check_count, check_range
 from keras_secondorder.optimizers.base import StepResult
 from keras_secondorder.optimizers.flat import FlatOptimizer
 from keras_secondorder.solvers.schedules import at_step

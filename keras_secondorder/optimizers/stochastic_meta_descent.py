@@ -4,8 +4,8 @@ import keras
 from keras import ops
 
 from keras_secondorder import vectors
+from keras_secondorder.arguments import check_at_least, check_range
 from keras_secondorder.curvature.products import gauss_newton_products
-from keras_secondorder.optimizers.arguments import check_at_least, check_range
 from keras_secondorder.optimizers.base import StepResult
 from keras_secondorder.optimizers.flat import FlatOptimizer
 

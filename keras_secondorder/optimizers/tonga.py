@@ -6,14 +6,14 @@ import keras
 from keras import ops
 
 from keras_secondorder import vectors
-from keras_secondorder.curvature.factor import past_weight
-from keras_secondorder.curvature.products import empirical_fisher_products
-from keras_secondorder.likelihoods import CounterSeed
-from keras_secondorder.optimizers.arguments import (
+from keras_secondorder.arguments import (
     check_at_least,
     check_count,
     check_one_of,
 )
+from keras_secondorder.curvature.factor import past_weight
+from keras_secondorder.curvature.products import empirical_fisher_products
+from keras_secondorder.likelihoods import CounterSeed
 from keras_secondorder.optimizers.truncated_newton import Trial, TruncatedNewton
 
 BLOCKS = ("variable", "unit", "full")

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from keras import ops
 
 from keras_secondorder import vectors
-from keras_secondorder.optimizers.arguments import check_damping, check_range
+from keras_secondorder.arguments import check_damping, check_range
 from keras_secondorder.optimizers.base import StepResult
 from keras_secondorder.optimizers.flat import FlatOptimizer
 from keras_secondorder.optimizers.step_report import Measured

@@ -3,13 +3,15 @@
 import functools
 import inspect
 import types
+import warnings
 
 import keras
 
+from keras_secondorder.arguments import check_one_of, check_together
 from keras_secondorder.capture import Coverage, is_built, plan_blocks
 from keras_secondorder.curvature import APPROXIMATIONS, TIKHONOV
+from keras_secondorder.curvature.compiled_model import has_own_loss
 from keras_secondorder.likelihoods import LOSS_WEIGHTS
-from keras_secondorder.optimizers.arguments import check_one_of, check_together
 from keras_secondorder.optimizers.base import SecondOrderOptimizer
 from keras_secondorder.training.train_step import (
     inner_optimizer,
@@ -52,6 +54,13 @@ def attach(model) -> None:
             f"replicas of `tf.distribute`. Received {type(strategy).__name__} with "
             f"{strategy.num_replicas_in_sync} replicas. Train on one device, or on "
             "JAX with `keras.distribution.DataParallel`."
+        )
+    if has_own_loss(model):
+        warnings.warn(
+            f"{type(model).__name__} defines its own `compute_loss`. It is what "
+            f"{type(optimizer).__name__} minimises; the curvature is that of the "
+            "losses given to `compile`. Write it as one of those, where it differs.",
+            stacklevel=3,
         )
     optimizer.watch(model)
     step = second_order_step

@@ -5,7 +5,7 @@ import math
 import keras_tuner
 import numpy as np
 
-from keras_secondorder.optimizers.arguments import check_at_least, check_range
+from keras_secondorder.arguments import check_at_least, check_count, check_range
 
 # Draws that may repeat a trial before the search looks elsewhere, or ends.
 ATTEMPTS = 20
@@ -61,8 +61,8 @@ class BiasedRandomSearchOracle(keras_tuner.Oracle):
         seed: int | None = None,
         **kwargs,
     ):
-        check_range("initial_trials", initial_trials, 0)
-        check_range("elite", elite, 0)
+        check_count("initial_trials", initial_trials)
+        check_count("elite", elite)
         check_range("spread", spread, 0, 1)
         check_at_least("exploration", exploration, 0, 1)
         super().__init__(objective, max_trials, seed=seed, **kwargs)

@@ -333,3 +333,29 @@ def test_a_negative_weight_counts_as_zero_in_gauss_newton():
     ours = gauss_newton(model, BATCH.x, y, sample_weight=weight)
     right = gauss_newton(model, BATCH.x, y, sample_weight=np.maximum(weight, 0.0))
     close(ours.to_dense(), array(right.to_dense()))
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_labels_weigh_as_much_as_they_sum_to(smoothing):
+    # Rows of zeros are how unlabelled pixels are written.
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4)])
+    loss = keras.losses.CategoricalCrossentropy(
+        from_logits=True, label_smoothing=smoothing
+    )
+    model.compile(loss=loss)
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(5, 3)).astype("float32")
+    y = np.eye(4, dtype="float32")[[0, 1, 2, 3, 0]]
+    y *= np.array([[1], [0], [2], [0.5], [1]], "float32")
+    H = hessian(model, x, y).to_dense()
+    G = gauss_newton(model, x, y).to_dense()
+    np.testing.assert_allclose(np.array(G), np.array(H), rtol=2e-4, atol=1e-5)
+
+    z = x @ np.array(model.layers[0].kernel)
+    p = np.exp(z) / np.exp(z).sum(axis=1, keepdims=True)
+    t = y * (1 - smoothing) + smoothing / 4
+    g = t.sum(axis=1, keepdims=True) * p - t
+    rows = np.einsum("ni,nj->nij", np.pad(x, ((0, 0), (0, 1)), constant_values=1), g)
+    rows = np.concatenate([rows[:, :3].reshape(5, -1), rows[:, 3]], axis=1)
+    E = empirical_fisher(model, x, y).to_dense()
+    np.testing.assert_allclose(np.array(E), rows.T @ rows / 5, rtol=2e-4, atol=1e-5)

@@ -142,3 +142,5 @@ def test_a_compute_loss_of_the_model_s_own_is_said_not_to_be_seen():
     H = kso.curvature.hessian(model, X, Y)
     ratio = float(H.trace(None)) / float(G.trace(None))
     np.testing.assert_allclose(ratio, 10.0, rtol=1e-4)
+    with pytest.warns(UserWarning, match="Ten defines its own `compute_loss`"):
+        model.compile(optimizer=kso.KFAC(), loss="mse")

@@ -17,7 +17,7 @@ from training.loop import (
 )
 
 import keras_secondorder as kso
-from keras_secondorder.optimizers.arguments import check_together
+from keras_secondorder.arguments import check_together
 
 DEAD_INPUTS, DEAD_UNIT, EPOCHS = [0, 7, 8, 19], 2, 4
 
