@@ -23,6 +23,7 @@ from keras_secondorder.capture.coverage import (
     wrapper_of,
 )
 from keras_secondorder.capture.memory import Side, eigenvalue_shape
+from keras_secondorder.capture.penalties import has_only_l2, l2_curvature
 from keras_secondorder.capture.recorder import of_wrapper, recording
 from keras_secondorder.capture.wrapper import (
     LayerWrapper,
@@ -38,7 +39,9 @@ __all__ = [
     "Side",
     "check_layers",
     "eigenvalue_shape",
+    "has_only_l2",
     "is_built",
+    "l2_curvature",
     "of_wrapper",
     "places_of",
     "plan_blocks",

@@ -73,7 +73,7 @@ def _is_plain(block, uses) -> bool:
         type(block.wrapper) is DenseWrapper
         and uses.calls[block.wrapper] == 1
         and uses.ranks[block.wrapper] == 2
-        and all(side.blocks * side.stack == 1 for side in block.sides[0])
+        and block.is_plain
     )
 
 

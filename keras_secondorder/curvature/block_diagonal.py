@@ -6,11 +6,15 @@ from typing import NamedTuple
 from keras import ops
 
 from keras_secondorder import vectors
-from keras_secondorder.capture import of_wrapper, places_of, plan_blocks
+from keras_secondorder.capture import (
+    l2_curvature,
+    of_wrapper,
+    places_of,
+    plan_blocks,
+)
 from keras_secondorder.curvature.diagonal import DiagonalBlock, IdentityBlock
 from keras_secondorder.curvature.factor import damped_inverses, running_average
 from keras_secondorder.curvature.kronecker import KroneckerBlock
-from keras_secondorder.curvature.products import l2_curvature
 from keras_secondorder.curvature.statistics import batch_factors
 from keras_secondorder.curvature.unitwise import UnitwiseBlock
 
@@ -146,26 +150,30 @@ class BlockDiagonal:
         values = [vectors.values(b.inverses) for b in self.blocks]
         return Inverses(values, vectors.values([self.failed])[0])
 
-    def damped_inverses(self, gamma) -> Inverses:
+    def damped_inverses(self, gamma, rows: int | None = None) -> Inverses:
         """Fresh inverses of the damped factors; the last good one where one fails.
 
         Args:
             gamma: Factored damping, a scalar; each block adds its `eta`.
+            rows: Number of examples in a batch, where it is known.
         """
         cached, failed = self.cached_inverses()
         values = []
-        for old, new in zip(cached, self._fresh(gamma), strict=True):
+        for block, old, new in zip(
+            self.blocks, cached, self._fresh(gamma), strict=True
+        ):
             if not new:
                 values.append(old)
                 continue
+            new = [*new, *block.penalty_part(new, rows)]
             usable = vectors.is_finite(new)
             values.append(vectors.choose(usable, lambda new=new: new, old))
             failed = failed + ops.cast(ops.logical_not(usable), failed.dtype)
         return Inverses(values, failed)
 
-    def redamped(self, inverses: Inverses, gamma) -> Inverses:
+    def redamped(self, inverses: Inverses, gamma, rows: int | None = None) -> Inverses:
         """What `damped_inverses` made of the same factors, for another `gamma`."""
-        return self.damped_inverses(gamma)
+        return self.damped_inverses(gamma, rows)
 
     def _fresh(self, gamma) -> list:
         """New inverses of each block, finite or not."""

@@ -109,11 +109,6 @@ class ChainedBlock(KroneckerBlock):
         U = ops.where(_touched(G, ops.transpose(V))[None], U, 0.0)
         return self.wrapper.from_matrix(U)
 
-    @property
-    def _plain(self) -> bool:
-        """Not a pair of inverses: it is never applied to rows."""
-        return False
-
 
 def _touched(factor, V):
     """Where a factor's diagonal or a row of `V` is not zero."""

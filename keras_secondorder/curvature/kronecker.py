@@ -5,7 +5,7 @@ from collections.abc import Callable
 from keras import ops
 
 from keras_secondorder import vectors
-from keras_secondorder.capture import Block
+from keras_secondorder.capture import Block, l2_curvature
 from keras_secondorder.curvature.factor import (
     counts,
     multiply_left,
@@ -60,6 +60,7 @@ class KroneckerBlock:
         self.parts = plan.wrapper.parts
         self.sides = plan.sides
         self._sharing = sharing
+        self._is_plain = plan.is_plain
 
         def variables(which, what):
             return [
@@ -69,6 +70,15 @@ class KroneckerBlock:
 
         self._A, self._G = variables(0, "A"), variables(1, "G")
         self._kept = variables(0, f"A_{self.kept}") + variables(1, f"G_{self.kept}")
+        self._penalty = []
+        if plan.splits_penalty:
+            shapes = [*(v.shape for v in plan.variables), ()]
+            self._penalty = [
+                add_variable(
+                    shape, "zeros", "float32", name=f"{plan.layer_name}_eta_{i}"
+                )
+                for i, shape in enumerate(shapes)
+            ]
 
     @property
     def _suffixes(self) -> list:
@@ -97,8 +107,11 @@ class KroneckerBlock:
 
     @property
     def inverses(self) -> list:
-        """The cached inverses of the damped factors, variables in the same order."""
-        return self._kept
+        """The cached inverses of the damped factors, variables in the same order.
+
+        With them, where `penalty_part` has something to say, what it says.
+        """
+        return [*self._kept, *self._penalty]
 
     # --- statistics -----------------------------------------------------------------
 
@@ -173,21 +186,46 @@ class KroneckerBlock:
         ]
         return [p[0] for p in pairs] + [p[1] for p in pairs]
 
+    def penalty_part(self, inverses: list, rows: int | None) -> list:
+        """What the L2 penalty adds to the preconditioned gradient, `A^-1 eta W G^-1`.
+
+        It changes as slowly as the weights, so it is kept with the inverses, and the
+        gradient of the loss alone, which is a product of rows, is preconditioned anew.
+
+        Args:
+            inverses: `[A^-1, G^-1]`.
+            rows: How many rows there are, or None.
+
+        Returns:
+            Tensors shaped like the block's variables, and 1.0; 0.0 where it is not
+            known, because so many rows are not used. Empty without a penalty.
+        """
+        if not self._penalty:
+            return []
+        if not self.low_rank_pays(rows):
+            return [*vectors.values(self._penalty[:-1]), ops.zeros(())]
+        gradient = [
+            l2_curvature(v) * ops.cast(w, "float32")
+            for v, w in zip(self.variables, vectors.values(self.variables), strict=True)
+        ]
+        return [*self.precondition(gradient, inverses, None), ops.ones(())]
+
     def precondition(self, gradient: list, inverses: list, damping, rows=None) -> list:
         """`A^-1 V G^-1` for the gradient of this block.
 
         Args:
             gradient: Tensors shaped like the block's variables.
             inverses: `[A^-1, G^-1]`; all `A^-1` first for several maps.
-            damping: Not used: the damping is in the inverses.
-            rows: `(a, g)` with `V = a^T g`, where that is cheaper (thesis, end of 6.8).
+            damping: `gamma^2 + eta`, by which a kept `penalty_part` is judged: one that
+                lags behind the weights is used where `eta` is a hundredth at most.
+            rows: `(a, g)` whose `a^T g` is the gradient of the loss, where that is
+                cheaper (thesis, end of 6.8).
 
         Returns:
             Tensors shaped like the block's variables.
         """
         if rows is not None:
-            a, g = (ops.matmul(r, i) for r, i in zip(rows, inverses, strict=True))
-            return self.wrapper.from_product(a, g)
+            return self._from_rows(gradient, inverses, damping, rows)
         count, results = len(self.parts), []
         for i, values in enumerate(self.wrapper.split(gradient)):
             part, (side_a, side_g) = self.parts[i], self.sides[i]
@@ -196,6 +234,21 @@ class KroneckerBlock:
             results.append(part.from_matrix(U))
         return self.wrapper.join(results)
 
+    def _from_rows(self, gradient, inverses, damping, rows):
+        def cheap():
+            a, g = (ops.matmul(r, i) for r, i in zip(rows, inverses[:2], strict=True))
+            U = self.wrapper.from_product(a, g)
+            return vectors.axpy(1.0, penalty, U) if penalty else U
+
+        *penalty, known = inverses[2:] or [None]
+        if known is None:
+            return cheap()
+        eta = max(l2_curvature(v) for v in self.variables)
+        apart = ops.logical_and(known > 0, 100.0 * eta <= damping)
+        return ops.cond(
+            apart, cheap, lambda: self.precondition(gradient, inverses, damping)
+        )
+
     def multiply(self, v: list) -> list:
         """`A V G` with the running factors, for tensors shaped like the variables."""
         return KroneckerBlock.precondition(self, v, vectors.values(self.moments), None)
@@ -203,7 +256,7 @@ class KroneckerBlock:
     # --- a gradient that is known as rows -------------------------------------------
 
     def rows(self, inputs: list, taps: list):
-        """`(a, g)` with gradient `a^T g`, where preconditioning them is cheaper.
+        """`(a, g)` with the loss's gradient `a^T g`, where that is cheaper.
 
         Args:
             inputs: The layer's inputs as recorded, one for each call.
@@ -212,10 +265,9 @@ class KroneckerBlock:
         Returns:
             Two matrices with one row for each example and position, or None.
         """
-        # A penalty's gradient is not of this form.
-        if not taps or any(v.regularizer is not None for v in self.variables):
-            return None
-        if not self._plain:
+        # The gradient of a penalty is not of this form.
+        penalized = any(v.regularizer is not None for v in self.variables)
+        if not taps or not self._is_plain or (penalized and not self._penalty):
             return None
         a = [self.wrapper.input_rows(x) for x in inputs]
         g = [self.wrapper.gradient_rows(t) for t in taps]
@@ -228,15 +280,9 @@ class KroneckerBlock:
             for both in (a, g)
         )
 
-    @property
-    def _plain(self) -> bool:
-        """Whether the block is one pair of full matrices."""
-        full = all(side.blocks * side.stack == 1 for side in self.sides[0])
-        return len(self.parts) == 1 and full
-
     def low_rank_pays(self, rows: int | None) -> bool:
         """Whether `precondition` is cheaper from rows than from the gradient."""
-        if rows is None or not self._plain:
+        if rows is None or not self._is_plain:
             return False
         d_in, d_out = self.wrapper.d_in, self.wrapper.d_out
         from_gradient = d_in * d_out * (d_in + d_out)

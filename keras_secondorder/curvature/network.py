@@ -6,6 +6,7 @@ import numpy as np
 from keras import ops
 
 from keras_secondorder import autodiff, vectors
+from keras_secondorder.capture import l2_curvature
 from keras_secondorder.curvature.batches import Batches, rows_of
 from keras_secondorder.curvature.compiled_model import (
     build_loss,
@@ -22,7 +23,6 @@ from keras_secondorder.curvature.products import (
     fisher_products,
     gauss_newton_products,
     hessian_products,
-    l2_curvature,
     sampled_fisher_products,
 )
 from keras_secondorder.likelihoods import loss_weights_of

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from keras import ops
 
 from keras_secondorder import autodiff
+from keras_secondorder.capture import l2_curvature
 from keras_secondorder.likelihoods import (
     CounterSeed,
     by_position,
@@ -241,8 +242,3 @@ def _scaled(cotangents, factor):
 
 def _add(u, v):
     return [a + b for a, b in zip(u, v, strict=True)]
-
-
-def l2_curvature(variable) -> float:
-    """`eta`: the second derivative of the L2 penalty on a variable, 0 without one."""
-    return 2.0 * float(getattr(variable.regularizer, "l2", 0.0) or 0.0)

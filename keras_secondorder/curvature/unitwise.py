@@ -105,6 +105,10 @@ class UnitwiseBlock:
         """`F V` within each unit, for tensors shaped like the variables."""
         return self.precondition(v, vectors.values(self.factors), None)
 
+    def penalty_part(self, inverses: list, rows: int | None) -> list:
+        """Nothing: penalties are preconditioned with the rest."""
+        return []
+
     def rows(self, inputs: list, taps: list):
         """None: the gradient is no product of rows."""
 

@@ -121,7 +121,7 @@ def layers(optimizer, index: int | None = None) -> list[Layer]:
         dampings = [_array(d) for d in block.dampings_of(values, gamma, eta)]
         if optimizer.tikhonov == "exact" and plan.kind == "kronecker":
             dampings = [0.0 * d for d in dampings]  # it is added to their product
-        inverses = vectors.values(block.inverses)
+        inverses = vectors.values(block.inverses)[: len(values)]
         if not block.inverts_moments:
             inverses = [None] * len(values)
         sides = [pair[i] for i in range(len(block.sides[0])) for pair in block.sides]

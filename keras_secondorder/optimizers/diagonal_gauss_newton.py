@@ -9,8 +9,8 @@ from keras_secondorder.arguments import (
     check_one_of,
     check_range,
 )
+from keras_secondorder.capture import l2_curvature
 from keras_secondorder.curvature.factor import running_average
-from keras_secondorder.curvature.products import l2_curvature
 from keras_secondorder.curvature.squared_gradients import (
     DIAGONALS,
     curvature_diagonal,

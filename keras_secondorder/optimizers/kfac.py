@@ -257,7 +257,10 @@ class KFAC(SecondOrderOptimizer):
     def step(self, objective) -> StepResult:
         """One step of K-FAC on one batch."""
         k = ops.cast(self.iterations, "int32")
-        linear = objective.linearize(taps=self._needs_taps(objective))
+        rows = objective.examples if isinstance(objective.examples, int) else None
+        whole = objective.whole_batch(self.statistics_fraction)
+        taps = whole or self.curvature.low_rank_pays(rows)
+        linear = objective.linearize(taps=taps)
         loss, inputs, weights = linear.outputs[0], *linear.aux[:2]
         gradient, taps = objective.gradient(linear)
         finite = ops.logical_and(ops.isfinite(loss), vectors.is_finite(gradient))
@@ -278,7 +281,7 @@ class KFAC(SecondOrderOptimizer):
         refresh = ops.logical_and(finite, is_due(k, self.inverse_every))
         inverses = ops.cond(
             ops.logical_or(refresh, trial),
-            lambda: self.curvature.damped_inverses(gamma),
+            lambda: self.curvature.damped_inverses(gamma, rows),
             self.curvature.cached_inverses,
         )
 
@@ -301,7 +304,7 @@ class KFAC(SecondOrderOptimizer):
 
         chosen = propose(gamma, inverses)
         if self._tries_gammas(rule):
-            chosen = self._best_gamma(trial, propose, chosen)
+            chosen = self._best_gamma(trial, propose, chosen, rows)
         self.curvature.keep_inverses(chosen.inverses)
         vectors.assign([self.gamma], [chosen.gamma])
 
@@ -328,11 +331,6 @@ class KFAC(SecondOrderOptimizer):
         results = direction, finite, linear.aux.state, logs
         return StepResult(*results, loss, gradient, successive, measured)
 
-    def _needs_taps(self, objective) -> bool:
-        rows = objective.examples if isinstance(objective.examples, int) else None
-        whole = objective.whole_batch(self.statistics_fraction)
-        return whole or self.curvature.low_rank_pays(rows)
-
     def _tries_gammas(self, rule) -> bool:
         return (
             self._adapted and bool(self._damping_rule.gamma_every) and rule.needs_model
@@ -353,13 +351,13 @@ class KFAC(SecondOrderOptimizer):
         (gamma,) = vectors.values([self.gamma])
         return damping, ops.where(gamma > 0, gamma, ops.sqrt(damping))
 
-    def _best_gamma(self, due, propose, plain):
+    def _best_gamma(self, due, propose, plain, rows):
         """Compare factored dampings by the quadratic model (thesis, 6.6.6)."""
 
         def trial():
             best = plain
             for gamma in self._damping_rule.gamma_candidates(plain.gamma):
-                inverses = self.curvature.redamped(plain.inverses, gamma)
+                inverses = self.curvature.redamped(plain.inverses, gamma, rows)
                 other = propose(gamma, inverses)
                 better = other.step.predicted < best.step.predicted
                 best = vectors.choose(better, lambda other=other: other, best)

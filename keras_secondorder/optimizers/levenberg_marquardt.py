@@ -7,7 +7,8 @@ from keras import ops
 
 from keras_secondorder import vectors
 from keras_secondorder.arguments import check_one_of
-from keras_secondorder.curvature.products import gauss_newton_products, l2_curvature
+from keras_secondorder.capture import l2_curvature
+from keras_secondorder.curvature.products import gauss_newton_products
 from keras_secondorder.likelihoods import curvature_cotangents
 from keras_secondorder.optimizers.dense_newton import (
     MAX_ROWS,

@@ -188,9 +188,9 @@ def test_low_rank_and_direct_give_the_same_step():
     """Through KFAC: 40 x 41 x 40, on 4 rows, is applied from the rows."""
     x = RNG.normal(size=(4, 40)).astype("float32")
     updates = []
-    for penalty in (None, 1e-12):  # a penalty's gradient has to go the direct way
+    for penalty in (None, 1e-12):  # an L1 penalty's gradient has to go the direct way
         layer = problems.dense(
-            40, kernel_regularizer=penalty and keras.regularizers.L2(penalty)
+            40, kernel_regularizer=penalty and keras.regularizers.L1(penalty)
         )
         model = problems.sequential([layer], inputs=(40,), scale=0.1)
         model.compile(
