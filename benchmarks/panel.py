@@ -158,17 +158,13 @@ def race(problem, tuned, seed, seconds):
     for name, (rate, cosine) in tuned.items():
         runs[name] = Run(problem, BASELINES[name][1](rate), seed)
         runs[name].restart(schedule(rate, cosine, problem.steps))
-    share = seconds / len(runs)
-    while True:
-        going = [
-            r
-            for r in runs.values()
-            if not r.done and r.seconds < share and r.steps < problem.steps
-        ]
+    while sum(r.seconds for r in runs.values()) < seconds:
+        going = [r for r in runs.values() if not r.done and r.steps < problem.steps]
         if not going:
-            return runs
+            break
         # The one that is behind in seconds goes next: all stay side by side.
         min(going, key=lambda r: r.seconds).advance()
+    return runs
 
 
 def main():
@@ -185,7 +181,7 @@ def main():
     for name in names:
         problem = PROBLEMS[name](args)
         print(f"\n{name}, target {problem.target:g}", flush=True)
-        seconds = 60 * args.minutes
+        seconds = 60 * args.minutes * problem.share
         share = SEARCH_SHARE * seconds / len(BASELINES)
         tuned = {b: search(problem, b, share) for b in BASELINES}
         seeds = []
@@ -208,6 +204,7 @@ def record(run):
     return {
         "steps": steps,
         "seconds": seconds,
+        "spent": {"steps": run.steps, "seconds": run.seconds},
         "loss": run.loss,
         "compilation": run.compilation,
         "curve": run.curve,
@@ -215,28 +212,42 @@ def record(run):
 
 
 def summarise(results):
-    """Add the ratios to the best baseline, and print the table."""
+    """Add the ratios to the best baseline, and print the table.
+
+    A baseline that has not reached the target counts with what it has spent: the ratio
+    is then an upper bound.
+    """
     rows, ratios = [], {"seconds": [], "steps": []}
     for name, found in results["problems"].items():
         seeds = found["seeds"]
-        mean = {
-            b: {k: statistics.fmean(s[b][k] for s in seeds) for k in ratios}
-            for b in seeds[0]
-        }
-        best = min(BASELINES, key=lambda b: mean[b]["seconds"])
+
+        def mean(optimizer, k, at_least=False, seeds=seeds):
+            runs = [s[optimizer] for s in seeds]
+            return statistics.fmean(
+                r["spent"][k] if at_least and math.isinf(r[k]) else r[k] for r in runs
+            )
+
+        best = min(BASELINES, key=lambda b: mean(b, "seconds", at_least=True))
+        if math.isinf(mean(best, "seconds")):
+            reached = [b for b in BASELINES if math.isfinite(mean(b, "seconds"))]
+            best = min(reached, key=lambda b: mean(b, "seconds"), default=best)
         for k in ratios:
-            ours, theirs = mean["KFAC"][k], min(mean[b][k] for b in BASELINES)
-            both = not math.isfinite(ours) and not math.isfinite(theirs)
-            found[f"{k}_ratio"] = None if both else ours / theirs
-            if not both:
-                ratios[k].append(ours / theirs)
+            theirs = min(mean(b, k, at_least=True) for b in BASELINES)
+            if math.isfinite(mean("KFAC", k)):
+                found[f"{k}_ratio"] = mean("KFAC", k) / theirs
+            else:
+                lost = any(math.isfinite(mean(b, k)) for b in BASELINES)
+                found[f"{k}_ratio"] = math.inf if lost else None
+            if found[f"{k}_ratio"] is not None:
+                ratios[k].append(found[f"{k}_ratio"])
         losses = [
             f"{statistics.fmean(s[b]['loss'] for s in seeds):.4g}"
             for b in ("KFAC", best)
         ]
-        cells = [f"{mean[b][k]:.4g}" for k in mean[best] for b in ("KFAC", best)]
+        cells = [f"{mean(b, k):.4g}" for k in ratios for b in ("KFAC", best)]
         ratio = found["seconds_ratio"]
-        ratio = "none reached it" if ratio is None else f"{ratio:.2f}"
+        bound = "< " if math.isinf(mean(best, "seconds")) else ""
+        ratio = "none reached it" if ratio is None else f"{bound}{ratio:.2f}"
         rows.append([name, best, *cells, *losses, ratio])
     for k, values in ratios.items():
         word = "time" if k == "seconds" else "step"

@@ -23,6 +23,7 @@ class Problem(NamedTuple):
         target: The loss to reach, in evaluation mode on the first examples.
         steps: Steps of a full run.
         every: Steps between two measurements.
+        share: Its time, in units of the mean over the panel.
     """
 
     build: Callable
@@ -33,6 +34,7 @@ class Problem(NamedTuple):
     target: float
     steps: int
     every: int
+    share: float
 
 
 CATEGORIES = {"loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True)}
@@ -58,7 +60,7 @@ def mnist_autoencoder(args):
     def build(seed):
         return networks.autoencoder(x.shape[1], seed)
 
-    return Problem(build, _pixels(x.shape[1]), x, x, 500, 90.0, 1000, 20)
+    return Problem(build, _pixels(x.shape[1]), x, x, 500, 90.0, 1000, 20, 2.0)
 
 
 def mnist_autoencoder_relu(args):
@@ -70,7 +72,7 @@ def mnist_autoencoder_relu(args):
             x.shape[1], seed, activation="relu", initializer="glorot_uniform"
         )
 
-    return Problem(build, _pixels(x.shape[1]), x, x, 200, 90.0, 1500, 25)
+    return Problem(build, _pixels(x.shape[1]), x, x, 200, 90.0, 1500, 25, 1.5)
 
 
 def curves_autoencoder(args):
@@ -81,7 +83,7 @@ def curves_autoencoder(args):
         widths = (400, 200, 100, 50, 25)
         return networks.autoencoder(784, seed, widths, 6, "sigmoid")
 
-    return Problem(build, _pixels(784), x, x, 500, 130.0, 1000, 20)
+    return Problem(build, _pixels(784), x, x, 500, 130.0, 1000, 20, 1.5)
 
 
 def _classifier(args, batch_size, steps, every):
@@ -90,7 +92,7 @@ def _classifier(args, batch_size, steps, every):
     def build(seed):
         return networks.classifier(x.shape[1])
 
-    return Problem(build, CATEGORIES, x, y, batch_size, 0.03, steps, every)
+    return Problem(build, CATEGORIES, x, y, batch_size, 0.03, steps, every, 0.75)
 
 
 def mnist_classifier_32(args):
@@ -110,7 +112,7 @@ def cifar_convolutions(args):
     def build(seed):
         return networks.convolutional_network(x.shape[1:])
 
-    return Problem(build, CATEGORIES, x[:12_000], y[:12_000], 128, 0.9, 800, 20)
+    return Problem(build, CATEGORIES, x[:12_000], y[:12_000], 128, 0.9, 800, 20, 1.5)
 
 
 def character_transformer(args):
@@ -125,7 +127,7 @@ def character_transformer(args):
     def build(seed):
         return networks.character_transformer(32, len(alphabet))
 
-    return Problem(build, CATEGORIES, ids[:, :-1], ids[:, 1:], 64, 1.15, 1000, 20)
+    return Problem(build, CATEGORIES, ids[:, :-1], ids[:, 1:], 64, 1.15, 1000, 20, 1.0)
 
 
 def tabular_regression(args):
@@ -139,7 +141,7 @@ def tabular_regression(args):
         return keras.Sequential([keras.Input((10,)), *hidden, layers.Dense(1)])
 
     x, y = x.astype("float32"), y[:, None].astype("float32")
-    return Problem(build, SQUARES, x, y, 64, 3000.0, 4000, 100)
+    return Problem(build, SQUARES, x, y, 64, 3000.0, 4000, 100, 0.25)
 
 
 def smooth_function(args):
@@ -151,7 +153,7 @@ def smooth_function(args):
         hidden = [layers.Dense(50, "tanh") for _ in range(4)]
         return keras.Sequential([keras.Input((2,)), *hidden, layers.Dense(1)])
 
-    return Problem(build, SQUARES, x, y, 1000, 1e-6, 8000, 100)
+    return Problem(build, SQUARES, x, y, 1000, 1e-6, 8000, 100, 0.5)
 
 
 def lstm_addition(args):
@@ -169,7 +171,7 @@ def lstm_addition(args):
             [keras.Input(x.shape[1:]), layers.LSTM(32), layers.Dense(1)]
         )
 
-    return Problem(build, SQUARES, x, y, 128, 2e-3, 3000, 50)
+    return Problem(build, SQUARES, x, y, 128, 2e-3, 3000, 50, 0.75)
 
 
 PROBLEMS = {
