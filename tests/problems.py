@@ -141,6 +141,11 @@ def blocks_of(model, **plan) -> list:
 
 def objective_of(model, x, y, sample_weight=None, blocks=()):
     """The objective of one batch of a compiled model, with NumPy data."""
+    return objective_of_tensors(model, *prepared(model, x, y, sample_weight), blocks)
+
+
+def prepared(model, x, y, sample_weight):
+    """The data as tensors, and the model ready for them."""
     x, y, sample_weight = keras.tree.map_structure(
         lambda a: None if a is None else keras.ops.convert_to_tensor(a),
         (x, y, sample_weight),
@@ -149,9 +154,12 @@ def objective_of(model, x, y, sample_weight=None, blocks=()):
     y_pred = model(x)
     model.compute_loss(x, y, y_pred, sample_weight)
     model.compute_metrics(x, y, y_pred, sample_weight)
+    return x, y, sample_weight
+
+
+def objective_of_tensors(model, x, y, sample_weight, blocks):
     wrappers = tuple(b.wrapper for b in blocks if b.wrapper is not None)
-    weights = loss_weights_of(model)
-    return Objective(model, x, y, sample_weight, wrappers, weights)
+    return Objective(model, x, y, sample_weight, wrappers, loss_weights_of(model))
 
 
 def statistics_of(
@@ -166,13 +174,16 @@ def factors_of(
     blocks, model, x, y, sample_weight=None, fisher="exact", fraction=1.0, seed=0
 ) -> list:
     """The same for blocks that exist."""
-    with autodiff.no_grad():
-        objective = objective_of(model, x, y, sample_weight, blocks)
+
+    @autodiff.compiled
+    def compute(data, counter):
+        objective = objective_of_tensors(model, *data, blocks)
         linear = objective.linearize(taps=True)
+        return batch_factors(objective, linear, blocks, fisher, fraction, seed, counter)
+
+    with autodiff.no_grad():
         counter = keras.ops.convert_to_tensor(0, dtype="int32")
-        factors = batch_factors(
-            objective, linear, blocks, fisher, fraction, seed, counter
-        )
+        factors = compute(prepared(model, x, y, sample_weight), counter)
     return keras.tree.map_structure(
         lambda f: keras.ops.convert_to_numpy(f).astype(float), factors
     )

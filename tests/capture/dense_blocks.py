@@ -17,12 +17,13 @@ def jacobian(layer, x):
 
     with autodiff.no_grad():
         linear = autodiff.vjp(forward, vectors.values(parameters), taps=False)
+        pullback = autodiff.compiled(linear.pullback)
         shape = linear.outputs[0].shape
         rows = []
         for k in range(int(np.prod(shape))):
             one_hot = np.zeros(shape, "float32")
             one_hot.flat[k] = 1.0
-            rows.append(linear.pullback([ops.convert_to_tensor(one_hot)]))
+            rows.append(pullback([ops.convert_to_tensor(one_hot)]))
     return np.stack(
         [np.concatenate([numpy(g).ravel() for g in row]) for row in rows]
     ).astype(float)
