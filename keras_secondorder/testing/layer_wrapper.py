@@ -44,41 +44,49 @@ def check_layer_wrapper(layer, inputs, **call_arguments) -> None:
     wrapper, reason = wrapper_of(layer)
     assert wrapper is not None, f"{type(layer).__name__} has no wrapper: {reason}."
     before = dict(vars(layer))
-    linear = _watched(layer, wrapper, inputs, call_arguments)
-    watched = _numpy(linear.outputs[0])
-    close(watched, plain, "the output while the layer is watched")
-    for seed in range(REPEATS):
-        cotangent = np.random.default_rng(seed).normal(size=watched.shape)
-        _check_gradient(layer, wrapper, linear, cotangent.astype("float32"))
+    watched, seen, pulled = _watched(layer, wrapper, inputs, REPEATS, call_arguments)
+    close(_numpy(watched), plain, "the output while the layer is watched")
+    for gradient, taps in pulled:
+        _check_gradient(layer, wrapper, seen, gradient, taps)
     after = dict(vars(layer))
     changed = {n for n in {*before, *after} if before.get(n) is not after.get(n)}
     assert not changed, f"`record` left these attributes changed: {sorted(changed)}."
     _check_layout(wrapper)
-    _check_examples(layer, wrapper, inputs, call_arguments, linear)
+    _check_examples(layer, wrapper, inputs, call_arguments, seen)
 
 
-def _watched(layer, wrapper, inputs, call_arguments):
-    """The layer as a function of its trainable variables, linearised."""
+def _watched(layer, wrapper, inputs, repeats, call_arguments):
+    """The output, what was recorded, and `(gradient, taps)` for each cotangent."""
     parameters = layer.trainable_variables
 
-    def forward(values, tap):
-        scope = zip(parameters, values, strict=True)
-        with keras.StatelessScope(list(scope)):
-            with recording([wrapper], tap) as seen:
-                outputs = layer(inputs, **call_arguments)
-            return [ops.cast(outputs, "float32")], dict(seen)
+    @autodiff.compiled
+    def compute(values, inputs):
+        def forward(values, tap):
+            scope = zip(parameters, values, strict=True)
+            with keras.StatelessScope(list(scope)):
+                with recording([wrapper], tap) as seen:
+                    outputs = layer(inputs, **call_arguments)
+                return [ops.cast(outputs, "float32")], dict(seen)
+
+        linear = autodiff.vjp(forward, values)
+        (output,) = linear.outputs
+        pulled = []
+        for seed in range(repeats):
+            cotangent = np.random.default_rng(seed).normal(size=tuple(output.shape))
+            cotangent = ops.convert_to_tensor(cotangent.astype("float32"))
+            pulled.append(linear.pullback_all([cotangent]))
+        return output, linear.aux, pulled
 
     with autodiff.no_grad():
-        return autodiff.vjp(forward, vectors.values(parameters))
+        return compute(vectors.values(parameters), inputs)
 
 
-def _check_gradient(layer, wrapper, linear, cotangent):
-    gradient, taps = linear.pullback_all([ops.convert_to_tensor(cotangent)])
+def _check_gradient(layer, wrapper, seen, gradient, taps):
     places = {
         id(v): g for v, g in zip(layer.trainable_variables, gradient, strict=True)
     }
     gradient = [places[id(v)] for v in wrapper.variables]
-    inputs, taps = linear.aux[0], of_wrapper(taps, 0)
+    inputs, taps = seen[0], of_wrapper(taps, 0)
     assert len(inputs) == len(taps) == 1, (
         f"`record` called `on_input` {len(inputs)} times and `on_preactivation` "
         f"{len(taps)} times in one call of the layer; it must call each once."
@@ -128,7 +136,7 @@ def _check_layout(wrapper):
         close(_numpy(ours), expected, "`from_matrix` after `to_matrix`", rtol=0.0)
 
 
-def _check_examples(layer, wrapper, inputs, call_arguments, linear):
+def _check_examples(layer, wrapper, inputs, call_arguments, seen):
     """The rows of the first example, on its own and in the batch."""
     if wrapper.kind == "unitwise":  # batch normalisation mixes examples
         return
@@ -136,8 +144,8 @@ def _check_examples(layer, wrapper, inputs, call_arguments, linear):
         name: value[:1] if hasattr(value, "shape") else value
         for name, value in call_arguments.items()
     }
-    (alone,) = _watched(layer, wrapper, inputs[:1], first).aux[0]
-    (together,) = linear.aux[0]
+    (alone,) = _watched(layer, wrapper, inputs[:1], 0, first)[1][0]
+    (together,) = seen[0]
     for part in wrapper.parts:
         one, all_ = (dense_rows(part, part.input_rows(x)) for x in (alone, together))
         first = all_.reshape(*all_.shape[:-3], len(inputs), -1, all_.shape[-1])
