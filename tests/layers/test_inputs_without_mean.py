@@ -133,7 +133,7 @@ def test_a_whitened_network_under_sgd_takes_the_steps_of_natural_network():
 
 def test_messages():
     plain = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
-    with pytest.raises(ValueError, match="no `WhitenedDense` layer"):
+    with pytest.raises(ValueError, match="no whitened layer"):
         rewhiten(plain, X[:, :3])
     with pytest.raises(ValueError, match="has none. Build it with use_bias=True"):
         layer = WhitenedDense(2, use_bias=False)
