@@ -156,14 +156,15 @@ class InputCovariance:
         squares = ops.divide_no_nan(ops.sum(g**2, axis=-2), w)
         return ops.max(ops.sum(squares, axis=-2))
 
-    def precondition(self, W, damping):
+    def precondition(self, W, damping, mean):
         """`U` of a gradient `W`, shape `(d_in, d_out)`, the bias included.
 
         Args:
             W: The gradient.
             damping: Tikhonov damping, a scalar.
+            mean: The mean input that the bias sits at, shape `(d_in,)`.
         """
-        mean, _, alpha, inverse = vectors.values(self.variables)
+        _, _, alpha, inverse = vectors.values(self.variables)
         alpha = ops.maximum(alpha, TINY)
         W = center(W, mean, self.part.has_bias)
         if not self.part.has_bias:

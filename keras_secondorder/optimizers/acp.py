@@ -5,10 +5,10 @@ from keras import ops
 
 from keras_secondorder import vectors
 from keras_secondorder.arguments import check_range
-from keras_secondorder.curvature import InputCovariance
+from keras_secondorder.curvature import InputCovariance, input_mean
 from keras_secondorder.curvature.factor import damped_inverses
 from keras_secondorder.optimizers.base import is_due
-from keras_secondorder.optimizers.centered_sgd import CenteredSGD
+from keras_secondorder.optimizers.centered_sgd import CenteredSGD, Seen
 
 
 @keras.saving.register_keras_serializable(package="keras_secondorder")
@@ -21,7 +21,7 @@ class ACP(CenteredSGD):
     ```
     alpha = max over units of E[g_i^2], or a number            # every refresh_every
     P  = (C + damping / alpha I)^-1                            # every refresh_every
-    dK = 1 / alpha P E[(a - mean)^T g]
+    dK = 1 / alpha P E[(a - mean)^T g]                         # mean of the batch
     db = 1 / (alpha + damping) E[g] - mean dK
     d  = momentum * d_previous + [dK; db]
     W -= learning_rate * d
@@ -39,9 +39,9 @@ class ACP(CenteredSGD):
             over `alpha`.
         alpha: A number for all layers, or None for the largest mean square gradient
             of each layer.
-        refresh_every: Steps between two updates of `mean`, `C`, `alpha` and `P`; all of
-            the first three steps update them.
-        statistics_decay: Largest weight of the past in `mean`, `C` and `alpha`.
+        refresh_every: Steps between two updates of `C`, `alpha` and `P`; all of the
+            first three steps update them.
+        statistics_decay: Largest weight of the past in `C` and `alpha`.
         max_factor_size: `C` is diagonal for layers with more inputs.
         **kwargs: Keras's shared arguments (`weight_decay`, `use_ema`, ...).
 
@@ -146,4 +146,17 @@ class ACP(CenteredSGD):
 
     def transformed(self, i, k, W, seen):
         """`U` of one affine map."""
-        return self.covariances[i, k].precondition(W, self.damping)
+        C = self.covariances[i, k]
+        return C.precondition(W, self.damping, self.mean_of(C, seen))
+
+    def mean_of(self, covariance: InputCovariance, seen: Seen):
+        """The mean input that the bias sits at: that of the batch.
+
+        Means move fast early on, and one that is a few steps old makes the weights
+        learn what the bias should.
+
+        Args:
+            covariance: What is kept of an affine map.
+            seen: What its layer saw of the batch.
+        """
+        return input_mean(covariance.part, seen.inputs, seen.weights)

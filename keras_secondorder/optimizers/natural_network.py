@@ -2,6 +2,7 @@
 
 import keras
 
+from keras_secondorder import vectors
 from keras_secondorder.optimizers.acp import ACP
 
 
@@ -17,8 +18,8 @@ class NaturalNetwork(ACP):
     ```
 
     A step on `V` and `d` is a step on `K` and `b` preconditioned by `C`, so that no
-    layer need be replaced: it is `ACP` with `alpha = 1`. To whiten the layers
-    themselves, for any optimizer, see `keras_secondorder.layers.whiten`.
+    layer need be replaced: it is `ACP` with `alpha = 1` and a `mean` that is kept, too.
+    To whiten the layers themselves, see `keras_secondorder.layers.whiten`.
 
     Args:
         learning_rate: A number or a Keras schedule.
@@ -58,3 +59,7 @@ class NaturalNetwork(ACP):
             max_factor_size,
             **kwargs,
         )
+
+    def mean_of(self, covariance, seen):
+        """The mean input of the last estimate, as the other network keeps it."""
+        return vectors.values([covariance.mean])[0]

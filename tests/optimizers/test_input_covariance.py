@@ -42,7 +42,7 @@ def centered_steps(params, w, steps, rate, momentum):
     return params
 
 
-def acp_steps(params, w, steps, rate, damping, fixed, decay, every):
+def acp_steps(params, w, steps, rate, damping, fixed, decay, every, old_mean=False):
     kept = [None, None]
     count = 0
     for step in range(steps):
@@ -63,6 +63,8 @@ def acp_steps(params, w, steps, rate, damping, fixed, decay, every):
                 ]
             mean, moment, alpha = kept[i]
             C = moment - np.outer(mean, mean)
+            if not old_mean:
+                mean = (w @ a) / w.sum()
             V = a.T @ g - np.outer(mean, g.sum(0))
             dK = np.linalg.solve(alpha * C + damping * np.eye(len(C)), V)
             new += [dK, g.sum(0) / (alpha + damping) - mean @ dK]
@@ -97,6 +99,16 @@ def test_acp_equals_its_equations(alpha):
     start, ours = trained(optimizer, 6, W)
     right = acp_steps(start, W, 6, 0.1, 0.01, alpha, 0.5, 4)
     assert_steps(ours, start, right)
+
+
+def test_natural_network_keeps_the_mean():
+    optimizer = kso.NaturalNetwork(0.02, 0.0, 0.1, refresh_every=4)
+    start, ours = trained(optimizer, 6, W)
+    right = acp_steps(start, W, 6, 0.02, 0.1, 1.0, 0.95, 4, old_mean=True)
+    assert_steps(ours, start, right)
+    other = acp_steps(start, W, 6, 0.02, 0.1, 1.0, 0.95, 4)
+    with pytest.raises(AssertionError):
+        assert_steps(ours, start, other)
 
 
 def test_acp_is_kfac_with_a_multiple_of_the_identity():
