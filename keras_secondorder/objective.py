@@ -1,6 +1,7 @@
 """One batch as pure functions of the parameters."""
 
 import copy
+import functools
 import inspect
 from typing import NamedTuple
 
@@ -71,8 +72,9 @@ class Objective:
         values=None,
         precision="float32",
     ):
-        self._model = model
+        self.model = model
         self._x, self._y, self._sample_weight = x, y, sample_weight
+        self._given_weight = sample_weight  # those of metrics: `on` scales the others
         self.wrappers = wrappers
         self.variables = list(model.trainable_variables)
         self.precision = precision
@@ -81,26 +83,30 @@ class Objective:
         self._random = autodiff.random_state()
         if values is None:
             values = map(vectors.values, (self.variables, self.state_variables))
-        self.parameters, self._state = values
+        self.parameters, self.state = values
         self._training = training
         self._loss_weights = loss_weights
         # Known after a forward pass: the outputs with a loss, and how many there are.
-        self.heads, self.output_count = None, None
+        self.heads = self.output_count = None
 
     def part(self, fraction: float, shift: int = 0) -> "Objective":
         """The objective on some examples of the batch, as a batch of its own.
 
         Args:
             fraction: Share of the examples, in (0, 1]; never fewer than 64.
-            shift: Python integer; parts with different shifts are different examples
-                of an evenly spread choice.
+            shift: Python integer; with another one the examples are others.
         """
         if self.whole_batch(fraction):
             return self
-        rows, _ = self._rows(fraction)
-        rows = (rows + shift) % self.examples
-        data = (self._x, self._y, self._sample_weight)
-        return self.on(*vectors.take_rows(data, rows))
+        return self.at((self._rows(fraction)[0] + shift) % self.examples)
+
+    def at(self, rows) -> "Objective":
+        """The objective on the examples with some indices, as a batch of its own."""
+        data = (self._x, self._y, self._sample_weight, self._given_weight)
+        *data, given = vectors.take_rows(data, rows)
+        other = self.on(*data)
+        other._given_weight = given
+        return other
 
     def on(self, x, y, sample_weight) -> "Objective":
         """The objective of other data at the same point; `y` may be None.
@@ -118,17 +124,15 @@ class Objective:
                 lambda w: None if w is None else ops.mean(ops.cast(w, dtype)) * ones,
                 self._sample_weight,
             )
-        other._sample_weight = sample_weight
+        other._given_weight = other._sample_weight = sample_weight
         if self._sums():
-            count = other.examples
-            share = self._share_of(count)
+            share, count = self._share_of(other.examples), other.examples
             ones = ops.ones((count,)) if sample_weight is None else sample_weight
             other._sample_weight = keras.tree.map_structure(lambda w: w * share, ones)
         return other
 
     def _sums(self):
-        given = [g for g in keras.tree.flatten(self._model.loss) if g is not None]
-        found = [keras.losses.get(loss) for loss in given]
+        found = [keras.losses.get(g) for g in keras.tree.flatten(self.model.loss) if g]
         # A plain function has no reduction of its own: Keras takes the mean.
         sums = [getattr(loss, "reduction", None) == "sum" for loss in found]
         return bool(sums) and all(sums)
@@ -136,38 +140,38 @@ class Objective:
     def _scope(self, parameters):
         autodiff.set_random_state(self._random)
         values = zip(self.variables, parameters, strict=True)
-        state = zip(self.state_variables, self._state, strict=True)
+        state = zip(self.state_variables, self.state, strict=True)
         return keras.StatelessScope([*values, *state], collect_losses=True)
 
-    def _evaluate(self, parameters, tap):
+    def _evaluate(self, parameters, tap, heads=True):
         """`([h, outputs...], Pass)`, the whole of one training forward pass."""
         with self._scope(parameters) as scope:
             y_pred, inputs = self._call(self._x, tap)
             h = self._loss(y_pred)
             self._track_loss(h)
-            self._model.compute_metrics(
-                self._x, self._y, y_pred, sample_weight=self._sample_weight
+            self.model.compute_metrics(
+                self._x, self._y, y_pred, sample_weight=self._given_weight
             )
             outputs = self._flat(y_pred)
-            weights = self._position_weights(y_pred, outputs)
+            weights = self._position_weights(y_pred, outputs) if heads else []
             state = [scope.get_current_value(v) for v in self.state_variables]
         return [h, *outputs], Pass(inputs, weights, state)
 
     def _call(self, x, tap):
         with recording(self.wrappers, tap) as inputs:
-            y_pred = self._model(x, **self._mode(self._model.call))
+            y_pred = self.model(x, **self._mode(self.model.call))
         return y_pred, dict(inputs)
 
     def _loss(self, y_pred):
         """`h` at some outputs of the network, penalties included; inside the scope."""
-        loss = self._model.compute_loss(
+        loss = self.model.compute_loss(
             x=self._x,
             y=self._y,
             y_pred=y_pred,
             sample_weight=self._sample_weight,
-            **self._mode(self._model.compute_loss),
+            **self._mode(self.model.compute_loss),
         )
-        if loss is None or (self._model.loss is None and not self._model.losses):
+        if loss is None or (self.model.loss is None and not self.model.losses):
             raise ValueError(
                 "The model has nothing to minimise. It was compiled without a "
                 "loss and adds none itself. Pass `loss=` to `compile`."
@@ -179,32 +183,32 @@ class Objective:
 
     def _position_weights(self, y_pred, outputs):
         heads = read_heads(
-            self._model, self._y, y_pred, self._sample_weight, self._loss_weights
+            self.model, self._y, y_pred, self._sample_weight, self._loss_weights
         )
-        self.heads = heads
-        self.output_count = len(outputs)
+        self.heads, self.output_count = heads, len(outputs)
         raw = keras.tree.flatten(y_pred)
         return [position_weights(h, outputs[h.output], raw[h.output]) for h in heads]
 
     def _track_loss(self, h):
-        for metric in self._model.metrics:
-            if metric.name == "loss":
-                metric.update_state(h, sample_weight=self.examples)
+        for metric in [m for m in self.model.metrics if m.name == "loss"]:
+            metric.update_state(h, sample_weight=self.examples)
 
     def _mode(self, function) -> dict:
         known = "training" in inspect.signature(function).parameters
         return {"training": self._training} if known else {}
 
-    def linearize(self, taps: bool = False) -> autodiff.Linearization:
+    def linearize(self, taps=False, heads=True) -> autodiff.Linearization:
         """The objective and the outputs, ready for reverse passes.
 
         Args:
             taps: Whether gradients at the pre-activations will be asked for.
+            heads: Whether the losses are taken apart, as curvature needs it.
 
         Returns:
             A linearisation with outputs `[h, z...]` and a `Pass` as aux.
         """
-        return autodiff.vjp(self._evaluate, self.parameters, taps)
+        evaluate = functools.partial(self._evaluate, heads=heads)
+        return autodiff.vjp(evaluate, self.parameters, taps)
 
     def gradient(self, linear: autodiff.Linearization) -> tuple:
         """The gradient of the objective.
@@ -258,11 +262,9 @@ class Objective:
         """
         curves = []
         for head, w in zip(self.heads, weights, strict=True):
-            y = head.y
+            y = head.y if rows is None else vectors.take_rows(head.y, rows)
             if not head.labelled:
                 check_likelihood(head.loss)
-            if rows is not None:
-                y = vectors.take_rows(y, rows)
             likelihood = likelihood_of(
                 head.loss, y, outputs[head.output], gradient_only
             )

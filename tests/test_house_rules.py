@@ -25,6 +25,7 @@ ROOMS = (
     "capture",
     "layers",
     "objective",
+    "chunks",
     "curvature",
     "optimizers",
     "training",

@@ -3,7 +3,7 @@
 import keras
 from keras import ops
 
-from keras_secondorder import vectors
+from keras_secondorder import chunks, vectors
 from keras_secondorder.arguments import (
     check_at_least,
     check_count,
@@ -73,6 +73,11 @@ class HessianFree(TruncatedNewton):
         curvature_fraction: Share of the batch for `C`; at least 64 examples.
         selection_fraction: Share of the batch that chooses the iterate, the length and
             the damping; other examples than those for `C` where it can be.
+        chunk_size: Most examples that the loss, its gradient and products with `C` are
+            computed for at once, so that a large batch fits in memory; None for all.
+            The step is the same up to rounding and up to what the preconditioner draws
+            at random. Not with preconditioner="kronecker", and not with layers that
+            normalise over the batch.
         seed: Seed of what is random in the preconditioner.
         **kwargs: Keras's shared arguments.
 
@@ -108,6 +113,7 @@ class HessianFree(TruncatedNewton):
         cg_tolerance: float = 5e-4,
         curvature_fraction: float = 0.25,
         selection_fraction: float = 0.25,
+        chunk_size: int | None = None,
         seed: int = 0,
         **kwargs,
     ):
@@ -121,6 +127,14 @@ class HessianFree(TruncatedNewton):
         if not isinstance(warm_start, schedule):
             check_at_least("warm_start", warm_start, 0, 1)
         check_range("curvature_fraction", curvature_fraction, 0, 1)
+        if chunk_size is not None:
+            check_count("chunk_size", chunk_size)
+        if chunk_size and preconditioner == "kronecker":
+            raise ValueError(
+                "Kronecker factors are estimated in one pass over the batch. Received "
+                f"preconditioner='kronecker' with chunk_size={chunk_size}. Use "
+                "preconditioner='empirical'."
+            )
         if curvature == "hessian" and structural_damping:
             raise ValueError(
                 "Structural damping adds to a Gauss-Newton product. Received "
@@ -143,6 +157,7 @@ class HessianFree(TruncatedNewton):
         self.cg_iterations = cg_iterations
         self.cg_tolerance = cg_tolerance
         self.curvature_fraction = curvature_fraction
+        self.chunk_size = chunk_size
         self.seed = seed
 
     @classmethod
@@ -169,6 +184,8 @@ class HessianFree(TruncatedNewton):
     def build_state(self, model):
         """Create the last CG solution, the scalars and Kronecker factors if wanted."""
         super().build_state(model)
+        if self.chunk_size:
+            chunks.check_chunks(model)
         self._watched = self._structural(model)
         self._start = self.add_variable(
             (self.size,), "zeros", self.precision, name="cg_start"
@@ -256,28 +273,45 @@ class HessianFree(TruncatedNewton):
 
     def _curvature(self, part, damping, k):
         """`x -> C x` for flat vectors, and the diagonal of `C` where it is used."""
-        network = None
-        if self.curvature != "hessian" or self._needs_diagonal:
-            network = part.linearize_network(self._needs_diagonal, self._watched)
-        build = CURVATURES[self.curvature]
-        if self.curvature == "hessian":
-            C = build(part)
+        mu = damping * self.structural_damping if self._watched else None
+        kind = self.preconditioner
+        if kind not in DIAGONALS:
+            kind = "gauss_newton"
+
+        def network_of(batch, taps):
+            return batch.linearize_network(taps, self._watched)
+
+        def products(batch, network=None):
+            if self.curvature == "hessian":
+                return hessian_products(batch)
+            network = network or network_of(batch, False)
+            return CURVATURES[self.curvature](batch, network, mu)
+
+        def diagonal_of(batch, network=None):
+            network = network or network_of(batch, True)
+            return curvature_diagonal(batch, network, kind, self.seed, k)
+
+        if self.chunk_size:
+            zeros = [ops.zeros(p.shape, self.precision) for p in part.parameters]
+
+            def over_chunks(f):
+                return chunks.mean(part, self.chunk_size, f, zeros)
+
+            def product(v):
+                return over_chunks(lambda chunk: products(chunk).product(v))
+
+            diagonal = over_chunks(diagonal_of) if self._needs_diagonal else None
         else:
-            mu = damping * self.structural_damping if self._watched else None
-            C = build(part, network, mu)
+            network = None
+            if self.curvature != "hessian" or self._needs_diagonal:
+                network = network_of(part, self._needs_diagonal)
+            product = products(part, network).product
+            diagonal = diagonal_of(part, network) if self._needs_diagonal else None
 
         def multiply(x):
-            return self.flatten(C.product(self.unflatten(x)))
+            return self.flatten(product(self.unflatten(x)))
 
-        diagonal = None
-        if self._needs_diagonal:
-            kind = self.preconditioner
-            if kind not in DIAGONALS:
-                kind = "gauss_newton"
-            diagonal = self.flatten(
-                curvature_diagonal(part, network, kind, self.seed, k)
-            )
-        return multiply, diagonal
+        return multiply, None if diagonal is None else self.flatten(diagonal)
 
     def _preconditioner(self, objective, linear, diagonal, damping, k):
         """`r -> M^-1 r`, or None."""

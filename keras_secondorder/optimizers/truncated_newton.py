@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from keras import ops
 
-from keras_secondorder import vectors
+from keras_secondorder import chunks, vectors
 from keras_secondorder.arguments import check_damping, check_range
 from keras_secondorder.optimizers.base import StepResult
 from keras_secondorder.optimizers.flat import FlatOptimizer
@@ -54,6 +54,9 @@ class TruncatedNewton(FlatOptimizer):
         **kwargs: Keras's shared arguments.
     """
 
+    #: Most examples in memory at once, or None for the batch.
+    chunk_size: int | None = None
+
     def __init__(self, learning_rate, damping, selection_fraction, **kwargs):
         check_range("selection_fraction", selection_fraction, 0, 1)
         check_damping(damping)
@@ -81,7 +84,7 @@ class TruncatedNewton(FlatOptimizer):
 
         Args:
             objective: The batch.
-            linear: Its linearisation.
+            linear: Its linearisation; None where the batch is taken in chunks.
             gradient: Flat, shape `(P,)`.
             damping: `lambda`, a scalar.
             k: Number of steps taken.
@@ -91,14 +94,27 @@ class TruncatedNewton(FlatOptimizer):
     def change_of(self, objective) -> Callable:
         """`x -> h(theta + x) - h(theta)` on the examples that judge a step."""
         part = objective.part(self.selection_fraction, shift=1)
-        loss = part.value(part.parameters)
-        return lambda x: part.change(self.unflatten(x), loss)
+
+        def value(parameters):
+            if self.chunk_size:
+                return chunks.value(part, self.chunk_size, parameters)
+            return part.value(parameters)
+
+        loss = value(part.parameters)
+        return lambda x: value(part.moved(self.unflatten(x))) - loss
 
     def step(self, objective):
         """One step on one batch."""
         k = ops.cast(self.iterations, "int32")
-        linear = objective.linearize(taps=self.needs_taps(objective))
-        loss, gradient, finite = self.loss_and_gradient(objective, linear)
+        if self.chunk_size:
+            linear = None
+            loss, gradient, state = chunks.loss_and_gradient(objective, self.chunk_size)
+            gradient = self.flatten(gradient)
+            finite = ops.isfinite(loss) & ops.all(ops.isfinite(gradient))
+        else:
+            linear = objective.linearize(taps=self.needs_taps(objective))
+            loss, gradient, finite = self.loss_and_gradient(objective, linear)
+            state = linear.aux.state
         damping = self.damping_at(k, loss, [gradient], objective.examples)
         trial = self.propose(objective, linear, gradient, damping, k)
         search = backtracking_line_search(
@@ -128,7 +144,7 @@ class TruncatedNewton(FlatOptimizer):
         return StepResult(
             self.unflatten(direction),
             finite,
-            linear.aux.state,
+            state,
             logs,
             loss,
             self.unflatten(gradient),

@@ -1,0 +1,125 @@
+"""A batch taken chunk by chunk, so that one chunk at a time is in memory."""
+
+import keras
+from keras import ops
+
+from keras_secondorder import vectors
+from keras_secondorder.capture import sublayers
+from keras_secondorder.layers import MeanOnlyBatchNormalization
+
+_COUPLING = (keras.layers.BatchNormalization, MeanOnlyBatchNormalization)
+
+
+def fold(objective, size: int, f, initial):
+    """`carry = f(carry, chunk, share)` for all chunks of a batch, in a compiled loop.
+
+    The sizes of the chunks differ by one example at most. Each is an objective that
+    estimates that of the batch: with its share `n / N` of the examples for weight, the
+    values, gradients and curvature of the chunks sum to those of the batch. Where a
+    loss divides by the number of positions that are not masked or ignored, or by the
+    sum of their weights, each chunk is divided by its own.
+
+    Args:
+        objective: The batch.
+        size: Most examples in a chunk.
+        f: A function of a nest of tensors, an `Objective` and a scalar to a nest of the
+            same structure, shapes and dtypes.
+        initial: The first `carry`.
+
+    Returns:
+        The last `carry`.
+    """
+    total = objective.examples
+    count = (total + size - 1) // size
+    small = total // count
+    larger = total - small * count
+    carry = initial
+    for number, rows, first in (
+        (larger, small + 1, 0),
+        (count - larger, small, larger * (small + 1)),
+    ):
+        if isinstance(number, int) and number == 0:
+            continue
+        share = ops.cast(rows, objective.precision) / ops.cast(
+            total, objective.precision
+        )
+
+        def body(i, carry, rows=rows, first=first, share=share):
+            start = first + ops.cast(i, "int32") * rows
+            chunk = objective.at(start + ops.arange(rows, dtype="int32"))
+            return f(carry, chunk, share)
+
+        carry = ops.fori_loop(0, number, body, carry)
+    return carry
+
+
+def mean(objective, size: int, f, zeros: list) -> list:
+    """The mean of a list of tensors over the chunks, weighted by their shares.
+
+    Args:
+        objective: The batch.
+        size: Most examples in a chunk.
+        f: A function of an `Objective` to a list of tensors.
+        zeros: Zeros of their shapes, in the dtype to add in.
+    """
+
+    def add(carry, chunk, share):
+        return [
+            c + ops.cast(share, c.dtype) * ops.cast(t, c.dtype)
+            for c, t in zip(carry, f(chunk), strict=True)
+        ]
+
+    return fold(objective, size, add, zeros)
+
+
+def value(objective, size: int, parameters: list):
+    """`objective.value(parameters)`, chunk by chunk."""
+    zeros = [ops.zeros((), objective.precision)]
+    return mean(objective, size, lambda chunk: [chunk.value(parameters)], zeros)[0]
+
+
+def loss_and_gradient(objective, size: int) -> tuple:
+    """The loss, its gradient and the new state of the model, chunk by chunk.
+
+    Every chunk starts from the state of the model at the start of the step, and from
+    the metrics as the chunk before left them.
+
+    Args:
+        objective: The batch.
+        size: Most examples in a chunk.
+
+    Returns:
+        `(loss, gradient, state)`, as `Objective.linearize` and `gradient` have them.
+    """
+    own = len(objective.model.non_trainable_variables)
+
+    def add(carry, chunk, share):
+        loss, gradient, state = carry
+        chunk.state = [*objective.state[:own], *state[own:]]
+        linear = chunk.linearize(heads=False)
+        new, _ = chunk.gradient(linear)
+        gradient = vectors.axpy(share, new, gradient)
+        return loss + share * linear.outputs[0], gradient, linear.aux.state
+
+    zeros = [ops.zeros(p.shape, objective.precision) for p in objective.parameters]
+    initial = ops.zeros((), objective.precision), zeros, objective.state
+    return fold(objective, size, add, initial)
+
+
+def check_chunks(layer) -> None:
+    """Refuse layers whose outputs depend on the whole batch.
+
+    Args:
+        layer: A layer or model.
+
+    Raises:
+        ValueError: There is one, in training mode.
+    """
+    if isinstance(layer, _COUPLING) and layer.trainable:
+        raise ValueError(
+            f"The examples of a batch meet in '{layer.name}', so that the batch is not "
+            f"the sum of its chunks. Received a {type(layer).__name__} and a "
+            "`chunk_size`. Set its `trainable = False`, or leave `chunk_size` out."
+        )
+    for child in sublayers(layer):
+        check_chunks(child)

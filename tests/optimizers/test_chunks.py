@@ -1,0 +1,121 @@
+"""A batch in chunks gives the step of the whole batch."""
+
+import keras
+import numpy as np
+import problems
+import pytest
+from keras import ops
+
+import keras_secondorder as kso
+
+ROWS, CHUNK = 150, 32  # chunks of 30 from the batch, and of 32 and 31 from its parts
+# What sums in another order leave, relative to the largest value.
+RTOL = 2e-4
+MSE = keras.losses.MeanSquaredError
+# Arguments of the optimizer, and the reduction of the loss.
+CASES = {
+    "gauss_newton": ({}, "sum_over_batch_size"),
+    "sum": ({}, "sum"),
+    "hessian": ({"curvature": "hessian", "preconditioner": None}, "sum"),
+    "fisher": ({"curvature": "fisher", "curvature_fraction": 0.5}, "sum"),
+    "scale-sensitive": (
+        {"damping_matrix": "diagonal", "curvature_fraction": 1.0},
+        "sum_over_batch_size",
+    ),
+}
+
+
+def array(tensor):
+    return ops.convert_to_numpy(tensor)
+
+
+def network(*layers):
+    penalty = keras.regularizers.L2(0.01)
+    first = problems.dense(5, "tanh", kernel_regularizer=penalty)
+    return problems.sequential([first, *layers, problems.dense(2)], scale=0.5)
+
+
+def train(chunk_size, case, weighted, rows=ROWS):
+    """The logs and the weights after two steps."""
+    arguments, reduction = CASES[case]
+    settings = {"cg_iterations": 6, "damping": 0.5, **arguments}
+    model = network()
+    model.compile(
+        optimizer=kso.HessianFree(chunk_size=chunk_size, **settings),
+        loss=MSE(reduction=reduction),
+        metrics=["mae"],
+        weighted_metrics=["mse"],
+    )
+    data = problems.classification(rows)
+    weight = data.sample_weight if weighted else None
+    history = model.fit(
+        data.x,
+        data.x[:, :2] ** 2,
+        sample_weight=weight,
+        batch_size=rows,
+        shuffle=False,
+        epochs=2,
+        verbose=0,
+    ).history
+    return history, problems.parameters(model)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("case", CASES)
+def test_steps_are_those_of_the_whole_batch(case, weighted):
+    (right, theirs), (logs, ours) = (train(c, case, weighted) for c in (None, CHUNK))
+    assert set(logs) == set(right)
+    for name in ("loss", "mae", "mse", "step_length"):
+        np.testing.assert_allclose(logs[name], right[name], rtol=RTOL, err_msg=name)
+    start = problems.parameters(network())
+    assert np.abs(theirs - start).max() > 0.01
+    np.testing.assert_allclose(ours, theirs, atol=RTOL * np.abs(theirs - start).max())
+
+
+@pytest.mark.parametrize("chunk_size", [1, 7, 1000])
+def test_chunks_of_any_size(chunk_size):
+    """Also where the number of examples changes from batch to batch."""
+    x = problems.classification(40).x
+    weights = []
+    for size in (None, chunk_size):
+        model = network()
+        optimizer = kso.HessianFree(chunk_size=size, cg_iterations=4, damping=0.5)
+        model.compile(optimizer=optimizer, loss="mse")
+        model.fit(x, x[:, :2], batch_size=25, shuffle=False, verbose=0)  # 25 and 15
+        weights.append(problems.parameters(model))
+    np.testing.assert_allclose(weights[1], weights[0], atol=1e-4)
+
+
+def test_a_step_with_dropout_advances_its_seed_once():
+    x = problems.classification(64).x
+    seeds = []
+    for size in (None, 16):
+        model = network(keras.layers.Dropout(0.5, seed=3))
+        model.compile(optimizer=kso.HessianFree(chunk_size=size), loss="mse")
+        model.train_on_batch(x, x[:, :2])
+        seeds.append([array(v) for v in model.non_trainable_variables])
+    assert len(seeds[0]) == 1
+    np.testing.assert_array_equal(*seeds)
+
+
+def test_a_chunk_with_nan_skips_the_step():
+    x = problems.classification(64).x.copy()
+    x[60, 0] = np.nan
+    model = network()
+    model.compile(optimizer=kso.HessianFree(chunk_size=16), loss="mse")
+    before = problems.parameters(model)
+    logs = model.train_on_batch(x, x[:, 1:3], return_dict=True)
+    assert int(logs["skipped_steps"]) == 1
+    np.testing.assert_array_equal(problems.parameters(model), before)
+
+
+def test_messages():
+    x = problems.classification(8).x
+    with pytest.raises(ValueError, match="is not the sum of its chunks. Received a"):
+        model = network(keras.layers.BatchNormalization())
+        model.compile(optimizer=kso.HessianFree(chunk_size=4), loss="mse")
+        model.train_on_batch(x, x[:, :2])
+    with pytest.raises(ValueError, match="Kronecker factors are estimated in one"):
+        kso.HessianFree(chunk_size=4, preconditioner="kronecker")
+    with pytest.raises(ValueError, match="chunk_size"):
+        kso.HessianFree(chunk_size=0)
