@@ -278,6 +278,12 @@ def check_layers(layer) -> None:
         check_layers(child)
 
 
+def has_foreign_layers(layer) -> bool:
+    """Whether another library computes a layer, or one inside it."""
+    inside = map(has_foreign_layers, sublayers(layer))
+    return isinstance(layer, _FOREIGN) or any(inside)
+
+
 def is_built(layer) -> bool:
     """Whether a layer and all layers inside it are built.
 

@@ -83,15 +83,12 @@ class AdaptiveRates(FirstOrderOptimizer):
         self.meta_rate = meta_rate
         self.decay = decay
 
-    def build(self, variables):
+    def build_state(self, model):
         """Create the rates, the gradients before and their mean squares."""
-        if self.built:
-            return
-        super().build(variables)
-        self.rates = self.add_slots(variables, "rate", self.initial_rate)
-        self.gradients = self.add_slots(variables, "gradient", 0.0)
+        self.rates = self.add_slots("rate", self.initial_rate)
+        self.gradients = self.add_slots("gradient", 0.0)
         if self.rule == "normalized":
-            self.squares = self.add_slots(variables, "square", 0.0)
+            self.squares = self.add_slots("square", 0.0)
 
     def update_step(self, gradient, variable, learning_rate):
         """The step of one variable."""
@@ -117,8 +114,3 @@ class AdaptiveRates(FirstOrderOptimizer):
         self.assign(self.rates[index], new)
         self.assign(self.gradients[index], g)
         self.assign_sub(variable, ops.cast(step, variable.dtype))
-
-    def get_config(self):
-        """The constructor's arguments."""
-        names = ("rule", "initial_rate", "up", "down", "meta_rate", "decay")
-        return {**super().get_config(), **{n: getattr(self, n) for n in names}}

@@ -79,6 +79,8 @@ class SecondOrderOptimizer(keras.optimizers.Optimizer):
     not_saved: tuple = ()
     #: Dtype of the loss, the gradient and the curvature.
     precision = "float32"
+    #: Whether it can step only in the training loop that `attach` binds.
+    needs_model = True
 
     def __init__(self, learning_rate=1.0, **kwargs):
         if not callable(learning_rate):  # schedules are
@@ -104,9 +106,10 @@ class SecondOrderOptimizer(keras.optimizers.Optimizer):
         if self.built:
             return
         model = self._model_reference() if self._model_reference else None
-        if model is None:
-            raise ValueError(_HOW_TO_USE.format(name=type(self).__name__))
-        check_layers(model)
+        if self.needs_model:
+            if model is None:
+                raise ValueError(_HOW_TO_USE.format(name=type(self).__name__))
+            check_layers(model)
         super().build(variables)
         #: Skipped steps by cause, in the order of `step_report.CAUSES`.
         self.skips = self.add_variable((len(CAUSES),), "zeros", "int32", name="skips")

@@ -68,13 +68,10 @@ class RProp(FirstOrderOptimizer):
         self.least = least
         self.most = most
 
-    def build(self, variables):
+    def build_state(self, model):
         """Create the steps and the gradients before."""
-        if self.built:
-            return
-        super().build(variables)
-        self.steps = self.add_slots(variables, "step", self.initial_step)
-        self.gradients = self.add_slots(variables, "gradient", 0.0)
+        self.steps = self.add_slots("step", self.initial_step)
+        self.gradients = self.add_slots("gradient", 0.0)
 
     def update_step(self, gradient, variable, learning_rate):
         """The step of one variable."""
@@ -91,8 +88,3 @@ class RProp(FirstOrderOptimizer):
         self.assign(before, g)
         rate = ops.cast(learning_rate, variable.dtype)
         self.assign_sub(variable, rate * ops.cast(ops.sign(g) * new, variable.dtype))
-
-    def get_config(self):
-        """The constructor's arguments."""
-        names = ("initial_step", "up", "down", "least", "most")
-        return {**super().get_config(), **{n: getattr(self, n) for n in names}}

@@ -8,7 +8,12 @@ import warnings
 import keras
 
 from keras_secondorder.arguments import check_one_of, check_together
-from keras_secondorder.capture import Coverage, is_built, plan_blocks
+from keras_secondorder.capture import (
+    Coverage,
+    has_foreign_layers,
+    is_built,
+    plan_blocks,
+)
 from keras_secondorder.curvature import APPROXIMATIONS, TIKHONOV
 from keras_secondorder.curvature.compiled_model import has_own_loss
 from keras_secondorder.likelihoods import LOSS_WEIGHTS
@@ -40,22 +45,10 @@ def attach(model) -> None:
             f"Received a model whose optimizer is {type(optimizer).__name__}. "
             "Call `model.compile(optimizer=keras_secondorder.KFAC(), ...)` first."
         )
-    if type(model).train_step is not keras.Model.train_step:
-        raise ValueError(
-            f"{type(model).__name__} defines its own `train_step`, which "
-            f"{type(optimizer).__name__} would have to replace. Received a custom "
-            "training step. Move its computations to `call`, `compute_loss` and "
-            "`add_loss`, which are used as they are, and remove `train_step`."
-        )
-    strategy = getattr(model, "distribute_strategy", None)
-    if strategy is not None and strategy.num_replicas_in_sync > 1:
-        raise ValueError(
-            f"{type(optimizer).__name__} does not average its curvature over the "
-            f"replicas of `tf.distribute`. Received {type(strategy).__name__} with "
-            f"{strategy.num_replicas_in_sync} replicas. Train on one device, or on "
-            "JAX with `keras.distribution.DataParallel`."
-        )
-    if has_own_loss(model):
+    reason = _reason_against(model, optimizer)
+    if reason:
+        raise ValueError(reason)
+    if optimizer.needs_model and has_own_loss(model):
         warnings.warn(
             f"{type(model).__name__} defines its own `compute_loss`. It is what "
             f"{type(optimizer).__name__} minimises; the curvature is that of the "
@@ -71,6 +64,27 @@ def attach(model) -> None:
     model.train_function = None  # one made before would go on with the other step
     if is_built(model) and not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
+
+
+def _reason_against(model, optimizer) -> str | None:
+    """Why a model has to keep its own `train_step`, or None."""
+    name = type(optimizer).__name__
+    if type(model).train_step is not keras.Model.train_step:
+        return (
+            f"{type(model).__name__} defines its own `train_step`, which "
+            f"{name} would have to replace. Received a custom "
+            "training step. Move its computations to `call`, `compute_loss` and "
+            "`add_loss`, which are used as they are, and remove `train_step`."
+        )
+    strategy = getattr(model, "distribute_strategy", None)
+    if strategy is not None and strategy.num_replicas_in_sync > 1:
+        return (
+            f"{name} does not average its curvature over the "
+            f"replicas of `tf.distribute`. Received {type(strategy).__name__} with "
+            f"{strategy.num_replicas_in_sync} replicas. Train on one device, or on "
+            "JAX with `keras.distribution.DataParallel`."
+        )
+    return None
 
 
 def detach(model) -> None:
@@ -148,7 +162,11 @@ def install_hook() -> None:
         result = original(self, *args, **kwargs)
         given = signature.bind(self, *args, **kwargs).arguments
         self.__dict__[LOSS_WEIGHTS] = given.get("loss_weights")
-        if isinstance(inner_optimizer(self), SecondOrderOptimizer):
+        optimizer = inner_optimizer(self)
+        if isinstance(optimizer, SecondOrderOptimizer) and (
+            optimizer.needs_model
+            or not (_reason_against(self, optimizer) or has_foreign_layers(self))
+        ):
             attach(self)
         return result
 

@@ -42,9 +42,20 @@ def test_what_every_optimizer_promises(name):
         check_resume(make)
 
 
-@pytest.mark.parametrize("name", ["levenberg-marquardt", "tonga", "sgd-qn", "rates"])
-def test_r4_a_batch_of_nan_changes_nothing(name):
-    model = problems.classifier()
+def classifier(normalized):
+    """A classifier, or one with moving statistics."""
+    if not normalized:
+        return problems.classifier()
+    normalization = keras.layers.BatchNormalization(momentum=0.5)
+    return problems.sequential([normalization, problems.dense(problems.CLASSES)])
+
+
+@pytest.mark.parametrize("normalized", [False, True])
+@pytest.mark.parametrize(
+    "name", ["levenberg-marquardt", "tonga", "sgd-qn", "rprop", "rates", "normalized"]
+)
+def test_r4_a_batch_of_nan_changes_nothing(name, normalized):
+    model = classifier(normalized)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer=OPTIMIZERS[name][0](), loss=loss)
     data = problems.classification(24)
@@ -56,6 +67,39 @@ def test_r4_a_batch_of_nan_changes_nothing(name):
     model.train_on_batch(bad, data.classes)
     for old, v in zip(before, [*model.weights, *kept], strict=True):
         np.testing.assert_array_equal(old, ops.convert_to_numpy(v))
+    assert int(ops.convert_to_numpy(model.optimizer.skipped_steps)) == 1
+
+
+class OwnTrainStep(keras.Sequential):
+    def train_step(self, *args, **kwargs):
+        return super().train_step(*args, **kwargs)
+
+
+@pytest.mark.parametrize("name", ["rprop", "rates", "normalized"])
+def test_optimizers_of_the_gradient_alone_work_in_any_training_loop(name):
+    data = problems.classification(24)
+    weights = []
+    for kind in (keras.Sequential, OwnTrainStep):
+        model = kind([keras.Input((problems.FEATURES,)), problems.dense(2)])
+        model.set_weights([np.full(v.shape, 0.1) for v in model.weights])
+        model.compile(optimizer=OPTIMIZERS[name][0](), loss="mse")
+        for _ in range(4):
+            model.train_on_batch(data.x, data.x[:, :2])
+        assert ("train_step" in vars(model)) == (kind is keras.Sequential)
+        weights.append(np.concatenate([w.ravel() for w in model.get_weights()]))
+    np.testing.assert_allclose(*weights, rtol=1e-5)
+    optimizer, variables = model.optimizer, model.trainable_variables
+    before = [np.array(ops.convert_to_numpy(v)) for v in optimizer.variables]
+    for bad in (True, False):
+        gradients = [ops.ones(v.shape) for v in variables]
+        if bad:
+            gradients[0] = gradients[0] * float("nan")
+        optimizer.apply(gradients, variables)
+        now = np.concatenate([w.ravel() for w in model.get_weights()])
+        assert np.array_equal(now, weights[1]) == bad
+        pairs = zip(before, optimizer.variables, strict=True)
+        same = [np.array_equal(b, ops.convert_to_numpy(v)) for b, v in pairs]
+        assert all(same) == bad
 
 
 def test_levenberg_marquardt_fits_sinc():
