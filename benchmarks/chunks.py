@@ -9,7 +9,7 @@ are those of the last of `--steps` steps, and the loss is the one that it starts
 import common
 
 args = common.parse_arguments(
-    __doc__, one=-1, steps=2, examples=10000, chunks=[0, 2500, 500]
+    __doc__, one=-1, steps=2, examples=20000, chunks=[0, 5000, 1000]
 )
 
 import os
@@ -46,7 +46,7 @@ def measure(chunk):
     model.compile(optimizer, "mse")
     for _ in range(args.steps):
         start = time.process_time()
-        loss = float(model.train_on_batch(x, x))
+        loss = float(model.train_on_batch(x, x, return_dict=True)["loss"])
         seconds = time.process_time() - start
         model.reset_metrics()
     peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before

@@ -8,8 +8,9 @@ The loss is the squared error, summed over the pixels; the network is 784-250-10
 back (`--wide` is 784-1000-500-250-30) with tanh units. Each method has the same share
 of `--minutes`: half of it is for `BiasedRandomSearch` over its numbers, in `--trials`
 short trainings, and half for one training with the best of them. All have momentum 0.9.
-The seconds leave the evaluations out and compilation in: PyTorch compiles nothing.
-On a machine with other work, `--cpu` counts seconds of the processor (of all threads).
+The seconds leave out the evaluations, and the first step with its compilation, which
+is then undone. On a machine with other work, `--cpu` counts seconds of the processor
+(of all threads).
 """
 
 import common
@@ -117,12 +118,23 @@ def build(method, pixels):
     return model
 
 
+def compile_step(model, batch):
+    """Take a step and undo it."""
+    model.optimizer.build(model.trainable_variables)
+    variables = [*model.variables, *model.optimizer.variables]
+    before = [np.array(keras.ops.convert_to_numpy(v)) for v in variables]
+    model.train_on_batch(batch, batch)
+    for variable, value in zip(variables, before, strict=True):
+        variable.assign(value)
+
+
 def train(method, hp, x, seconds, measurements):
     """Train for some seconds; the curve of pairs (seconds, error), and the steps."""
     model = build(method, x.shape[1])
     model.compile(
         optimizer=method.optimizer(hp), loss="mse", loss_weights=float(x.shape[1])
     )
+    compile_step(model, x[: args.batch_size])
     clock = comparison.Stopwatch(time.process_time if args.cpu else time.perf_counter)
     part, steps = x[:PART], 0
 
