@@ -9,7 +9,7 @@ are those of the last of `--steps` steps, and the loss is the one that it starts
 import common
 
 args = common.parse_arguments(
-    __doc__, one=-1, steps=2, examples=20000, chunks=[0, 5000, 1000]
+    __doc__, one=-1, steps=2, examples=6000, chunks=[0, 2000, 500]
 )
 
 import os
