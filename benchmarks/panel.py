@@ -123,6 +123,13 @@ class Run:
                 return steps, seconds
         return math.inf, math.inf
 
+    def at_least(self):
+        """The same where it is known; what was spent where it might still be reached."""
+        steps, seconds = self.reached()
+        if math.isinf(steps) and math.isfinite(self.curve[-1][2]):
+            steps, seconds = self.steps, self.seconds
+        return {"steps": steps, "seconds": seconds}
+
 
 def schedule(rate, cosine, steps):
     """A rate, or its fall to zero along a cosine, as a function of the step."""
@@ -204,7 +211,7 @@ def record(run):
     return {
         "steps": steps,
         "seconds": seconds,
-        "spent": {"steps": run.steps, "seconds": run.seconds},
+        "at_least": run.at_least(),
         "loss": run.loss,
         "compilation": run.compilation,
         "curve": run.curve,
@@ -224,7 +231,7 @@ def summarise(results):
         def mean(optimizer, k, at_least=False, seeds=seeds):
             runs = [s[optimizer] for s in seeds]
             return statistics.fmean(
-                r["spent"][k] if at_least and math.isinf(r[k]) else r[k] for r in runs
+                r["at_least"][k] if at_least else r[k] for r in runs
             )
 
         best = min(BASELINES, key=lambda b: mean(b, "seconds", at_least=True))

@@ -141,7 +141,7 @@ def tabular_regression(args):
         return keras.Sequential([keras.Input((10,)), *hidden, layers.Dense(1)])
 
     x, y = x.astype("float32"), y[:, None].astype("float32")
-    return Problem(build, SQUARES, x, y, 64, 3000.0, 4000, 100, 0.25)
+    return Problem(build, SQUARES, x, y, 64, 3000.0, 4000, 50, 0.25)
 
 
 def smooth_function(args):
