@@ -124,7 +124,7 @@ class Run:
         return math.inf, math.inf
 
     def at_least(self):
-        """The same where it is known; what was spent where it might still be reached."""
+        """The same; what was spent so far where the target may still be reached."""
         steps, seconds = self.reached()
         if math.isinf(steps) and math.isfinite(self.curve[-1][2]):
             steps, seconds = self.steps, self.seconds
