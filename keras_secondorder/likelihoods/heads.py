@@ -331,9 +331,13 @@ def label_mass(loss: keras.losses.Loss, y):
 
     Returns:
         For a categorical cross-entropy, the sums of the labels over the classes: 1 for
-        one-hot labels, 0 for a row of zeros, which has no loss. None for other losses.
+        one-hot labels, 0 for a row of zeros, which has no loss. None for other losses,
+        and on TensorFlow for logits: there the gradient is that of labels that sum to
+        1, whatever they sum to.
     """
     if getattr(loss, "fn", None) is not keras.losses.categorical_crossentropy:
+        return None
+    if keras.backend.backend() == "tensorflow" and getattr(loss, "from_logits", False):
         return None
     smoothing = getattr(loss, "label_smoothing", 0.0)
     sums = ops.sum(ops.cast(y, "float32"), axis=getattr(loss, "axis", -1))
