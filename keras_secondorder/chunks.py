@@ -15,9 +15,7 @@ def fold(objective, size: int, f, initial):
 
     The sizes of the chunks differ by one example at most. Each is an objective that
     estimates that of the batch: with its share `n / N` of the examples for weight, the
-    values, gradients and curvature of the chunks sum to those of the batch. Where a
-    loss divides by the number of positions that are not masked or ignored, or by the
-    sum of their weights, each chunk is divided by its own.
+    values, gradients and curvature of the chunks sum to those of the batch.
 
     Args:
         objective: The batch.

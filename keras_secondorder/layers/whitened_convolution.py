@@ -27,6 +27,7 @@ class _WhitenedConvolution(WhitenedLayer):
         bias = -ops.matmul(mean, K)
         if self.use_bias:
             bias = bias + ops.convert_to_tensor(self.bias)
+        K, bias = (ops.cast(t, self.compute_dtype) for t in (K, bias))
         first = self.data_format == "channels_first"
         padding = self.padding
         if padding == "causal":

@@ -29,8 +29,8 @@ def whiten(model: keras.Model) -> keras.Model:
     """A model of the same function with whitened layers.
 
     `WhitenedDense`, `WhitenedConv1D`, `WhitenedConv2D` and `WhitenedConv3D` take the
-    place of the plain layers. Those without a bias, those with groups and subclasses
-    stay as they are.
+    place of the plain layers. Those without a bias, with groups or with LoRA stay as
+    they are, as do subclasses and layers inside of other layers and models.
 
     Args:
         model: A built Sequential or functional model; its weights are copied.
@@ -50,7 +50,10 @@ def whiten(model: keras.Model) -> keras.Model:
 
     def convert(layer):
         kind = type(layer)
-        if kind in WHITENED and layer.use_bias and getattr(layer, "groups", 1) == 1:
+        plain = getattr(layer, "groups", 1) == 1 and not getattr(
+            layer, "lora_enabled", False
+        )
+        if kind in WHITENED and layer.use_bias and plain:
             kind = WHITENED[kind]
         return kind.from_config(layer.get_config())
 

@@ -75,9 +75,9 @@ class HessianFree(TruncatedNewton):
             the damping; other examples than those for `C` where it can be.
         chunk_size: Most examples that the loss, its gradient and products with `C` are
             computed for at once, so that a large batch fits in memory; None for all.
-            The step is the same up to rounding and up to what the preconditioner draws
-            at random. Not with preconditioner="kronecker", and not with layers that
-            normalise over the batch.
+            The step is the same up to rounding and up to what is drawn at random:
+            dropout has the same masks in each chunk. Not with preconditioner=
+            "kronecker", nor where layers or losses normalise over the batch.
         seed: Seed of what is random in the preconditioner.
         **kwargs: Keras's shared arguments.
 

@@ -150,7 +150,7 @@ class LevenbergMarquardt(DenseNewton):
         """Which form a batch with so many residuals takes."""
         known = isinstance(residuals, int)
         if self.form == "auto":
-            return known and residuals < self.size and not self._penalised
+            return known and 0 < residuals < self.size and not self._penalised
         if self.form == "dual" and self._penalised:
             raise ValueError(
                 "The dual form has no room for the curvature of a penalty. Received "
@@ -185,10 +185,11 @@ class LevenbergMarquardt(DenseNewton):
             return ops.ones_like(diagonal), ()
         (before,) = vectors.values([self.largest_diagonal])
         D = ops.where(diagonal > before, diagonal, before)
-        # A parameter that moves nothing has a gradient of zero; any finite T will do.
+        # A parameter that moves nothing has no scale of its own, and at most the
+        # gradient of a penalty: it takes the steps of the stiffest one.
         top = ops.max(D)
-        least = ops.where(top > 0, self.eps * top, 1.0)
-        T = 1 / ops.sqrt(ops.where(D > least, D, least))
+        stiff = ops.where(top > 0, top, 1.0)
+        T = 1 / ops.sqrt(ops.where(D > self.eps * stiff, D, stiff))
         return T, ((self.largest_diagonal, D),)
 
     def _bend(self, objective, network):

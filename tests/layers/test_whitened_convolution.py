@@ -150,3 +150,23 @@ def test_kfac_does_not_take_it_for_a_plain_convolution():
     plain, _ = case("2d same")
     kinds = [{b.kind for b in kso.coverage(m)} for m in (plain, whiten(plain))]
     assert kinds == [{"kronecker"}, {"diagonal"}]
+
+
+def test_in_float64():
+    if keras.backend.backend() == "jax":
+        pytest.skip("JAX has float32 only, unless told otherwise.")
+    layer = L.Conv2D(3, 2, dtype="float64")
+    model = keras.Sequential([keras.Input((4, 4, 2), dtype="float64"), layer])
+    x = RNG.normal(size=(5, 4, 4, 2))
+    y = array(whiten(model)(x))
+    assert y.dtype == "float64"
+    np.testing.assert_allclose(y, array(model(x)), rtol=1e-6)
+
+
+def test_a_layer_with_lora_stays_as_it_is():
+    model = keras.Sequential([keras.Input((4,)), L.Dense(3), L.Dense(2)])
+    model.layers[0].enable_lora(2)
+    x = RNG.normal(size=(5, 4)).astype("float32")
+    new = whiten(model)
+    assert type(new.layers[0]) is L.Dense
+    np.testing.assert_allclose(array(new(x)), array(model(x)), rtol=1e-5, atol=1e-6)

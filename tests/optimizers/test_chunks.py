@@ -11,7 +11,8 @@ import keras_secondorder as kso
 ROWS, CHUNK = 150, 32  # chunks of 30 from the batch, and of 32 and 31 from its parts
 # What sums in another order leave, relative to the largest value.
 RTOL = 2e-4
-MSE = keras.losses.MeanSquaredError
+K = keras.losses
+MSE = K.MeanSquaredError
 # Arguments of the optimizer, and the reduction of the loss.
 CASES = {
     "gauss_newton": ({}, "sum_over_batch_size"),
@@ -119,3 +120,35 @@ def test_messages():
         kso.HessianFree(chunk_size=4, preconditioner="kronecker")
     with pytest.raises(ValueError, match="chunk_size"):
         kso.HessianFree(chunk_size=0)
+
+
+def tagger(mask_zero):
+    layers = [keras.layers.Embedding(9, 4, mask_zero=mask_zero), keras.layers.Dense(3)]
+    return keras.Sequential([keras.Input((4,)), *layers])
+
+
+def tokens():
+    x = np.where(np.arange(80).reshape(20, 4) % 3, 2, 0)
+    return x, np.arange(80).reshape(20, 4) % 3
+
+
+@pytest.mark.parametrize(
+    "loss", [K.SparseCategoricalCrossentropy(from_logits=True, ignore_class=1), "mask"]
+)
+def test_means_over_what_is_not_masked_are_refused(loss):
+    x, y = tokens()
+    model = tagger(loss == "mask")
+    if loss == "mask":
+        loss = K.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer=kso.HessianFree(chunk_size=5), loss=loss)
+    with pytest.raises(ValueError, match="masked or ignored positions"):
+        model.train_on_batch(x, y)
+
+
+def test_means_over_the_weights_are_refused():
+    model = network()
+    loss = MSE(reduction="mean_with_sample_weight")
+    model.compile(optimizer=kso.HessianFree(chunk_size=16), loss=loss)
+    x = problems.classification(40).x
+    with pytest.raises(ValueError, match="weights of the whole batch"):
+        model.fit(x, x[:, :2], verbose=0)

@@ -167,3 +167,36 @@ def test_newton_leaves_a_damping_that_stops_it():
     for _ in range(5):
         model.train_on_batch(data.x, 1e5 * data.one_hot)
     assert float(model.optimizer.damping_value) < 0.5 * first
+
+
+@pytest.mark.parametrize("form", ["primal", "dual"])
+def test_levenberg_marquardt_with_a_dead_input_and_a_penalty(form):
+    """Its weight has no curvature, only the penalty's gradient."""
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(4, 10)).astype("float32")
+    x[:, 0] = 0.0
+    y = generator.normal(size=(4, 1)).astype("float32")
+    dense = keras.layers.Dense(
+        1, use_bias=False, kernel_regularizer=keras.regularizers.L1(0.1)
+    )
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((10,)), dense])
+    model.compile(optimizer=kso.LevenbergMarquardt(form=form), loss="mse")
+    history = model.fit(x, y, batch_size=4, epochs=10, verbose=0).history
+    # By its own curvature, which is zero, it would move by millions.
+    assert abs(float(ops.convert_to_numpy(dense.kernel)[0, 0])) < 10.0
+    assert history["loss"][-1] < 0.5 * history["loss"][0]
+
+
+def test_levenberg_marquardt_without_residuals_takes_the_primal_form():
+    class Square(keras.layers.Layer):
+        def call(self, z):
+            self.add_loss(ops.mean(ops.square(z - 1.0)))
+            return z
+
+    layers = [keras.layers.Dense(2), Square()]
+    model = keras.Sequential([keras.Input((3,)), *layers])
+    model.compile(optimizer=kso.LevenbergMarquardt())
+    x = np.random.default_rng(0).normal(size=(16, 3)).astype("float32")
+    losses = model.fit(x, batch_size=16, epochs=5, verbose=0).history["loss"]
+    assert losses[-1] <= losses[0]
