@@ -7,6 +7,7 @@ from keras_secondorder import vectors
 from keras_secondorder.capture import sublayers
 from keras_secondorder.layers import MeanOnlyBatchNormalization
 
+ADDITIVE = ("sum", "mean", "sum_over_batch_size")
 _COUPLING = (keras.layers.BatchNormalization, MeanOnlyBatchNormalization)
 
 
@@ -95,6 +96,7 @@ def loss_and_gradient(objective, size: int) -> tuple:
         loss, gradient, state = carry
         chunk.state = [*objective.state[:own], *state[own:]]
         linear = chunk.linearize(heads=False)
+        check_losses(objective.model, linear.outputs[1:])
         new, _ = chunk.gradient(linear)
         gradient = vectors.axpy(share, new, gradient)
         return loss + share * linear.outputs[0], gradient, linear.aux.state
@@ -121,3 +123,35 @@ def check_chunks(layer) -> None:
         )
     for child in sublayers(layer):
         check_chunks(child)
+
+
+def check_losses(model, outputs: list) -> None:
+    """Refuse losses that those of the chunks do not add up to.
+
+    Args:
+        model: A compiled Keras model.
+        outputs: Its outputs, flattened.
+
+    Raises:
+        ValueError: A loss divides by something that only the whole batch knows: its
+            weights, or its positions that are not masked or ignored.
+    """
+    masked = _makes_masks(model) and any(len(z.shape) > 2 for z in outputs)
+    for given in keras.tree.flatten(model.loss):
+        loss = keras.losses.get(given)
+        # A plain function has no reduction of its own: Keras takes the mean.
+        reduction = getattr(loss, "reduction", "mean")
+        ignoring = masked or getattr(loss, "ignore_class", None) is not None
+        if ignoring or reduction not in ADDITIVE:
+            what = "masked or ignored positions" if ignoring else "weights"
+            raise ValueError(
+                "In chunks, a loss has to be a sum over the examples or their mean, "
+                f"and not to depend on the {what} of the whole batch. Received "
+                f"{loss} with reduction={reduction!r}. Use sample weights and another "
+                "reduction, or leave `chunk_size` out."
+            )
+
+
+def _makes_masks(layer) -> bool:
+    made = isinstance(layer, keras.layers.Masking) or getattr(layer, "mask_zero", False)
+    return bool(made) or any(map(_makes_masks, sublayers(layer)))

@@ -14,7 +14,6 @@ from keras_secondorder.capture import recording, watching
 from keras_secondorder.likelihoods import (
     Curve,
     by_position,
-    check_additive,
     check_likelihood,
     gradient_weights,
     likelihood_of,
@@ -85,7 +84,7 @@ class Objective:
         if values is None:
             values = map(vectors.values, (self.variables, self.state_variables))
         self.parameters, self.state = values
-        self._training, self._is_chunk = training, False
+        self._training = training
         self._loss_weights = loss_weights
         # Known after a forward pass: the outputs with a loss, and how many there are.
         self.heads = self.output_count = None
@@ -106,7 +105,7 @@ class Objective:
         data = (self._x, self._y, self._sample_weight, self._given_weight)
         *data, given = vectors.take_rows(data, rows)
         other = self.on(*data)
-        other._given_weight, other._is_chunk = given, True
+        other._given_weight = given
         return other
 
     def on(self, x, y, sample_weight) -> "Objective":
@@ -165,8 +164,6 @@ class Objective:
 
     def _loss(self, y_pred):
         """`h` at some outputs of the network, penalties included; inside the scope."""
-        if self._is_chunk:
-            check_additive(self.model.loss, y_pred)
         loss = self.model.compute_loss(
             x=self._x,
             y=self._y,

@@ -1,6 +1,5 @@
 """Keras losses read as output distributions; the only place that knows reductions."""
 
-from keras_secondorder.likelihoods.additive import check_additive
 from keras_secondorder.likelihoods.base import CounterSeed, Likelihood
 from keras_secondorder.likelihoods.bernoulli import Bernoulli
 from keras_secondorder.likelihoods.categorical import Categorical
@@ -41,7 +40,6 @@ __all__ = [
     "OutputHessian",
     "Poisson",
     "by_position",
-    "check_additive",
     "check_likelihood",
     "curvature_cotangents",
     "effective_examples",
