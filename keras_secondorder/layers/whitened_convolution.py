@@ -23,11 +23,11 @@ class _WhitenedConvolution(WhitenedLayer):
         V, U, mean = (
             ops.convert_to_tensor(v) for v in (self.kernel, self.whitening, self.mean)
         )
-        K = ops.matmul(U, ops.reshape(V, (-1, self.filters)))
-        bias = -ops.matmul(mean, K)
+        # Not `matmul`: on PyTorch, Keras gives it in float32 for float64.
+        K = ops.einsum("ij,jk->ik", U, ops.reshape(V, (-1, self.filters)))
+        bias = -ops.einsum("i,ij->j", mean, K)
         if self.use_bias:
             bias = bias + ops.convert_to_tensor(self.bias)
-        K, bias = (ops.cast(t, self.compute_dtype) for t in (K, bias))
         first = self.data_format == "channels_first"
         padding = self.padding
         if padding == "causal":
