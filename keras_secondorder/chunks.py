@@ -4,7 +4,7 @@ import keras
 from keras import ops
 
 from keras_secondorder import vectors
-from keras_secondorder.capture import sublayers
+from keras_secondorder.capture import all_layers
 from keras_secondorder.layers import MeanOnlyBatchNormalization
 
 ADDITIVE = ("sum", "mean", "sum_over_batch_size")
@@ -115,14 +115,13 @@ def check_chunks(layer) -> None:
     Raises:
         ValueError: There is one, in training mode.
     """
-    if isinstance(layer, _COUPLING) and layer.trainable:
-        raise ValueError(
-            f"The examples of a batch meet in '{layer.name}', so that the batch is not "
-            f"the sum of its chunks. Received a {type(layer).__name__} and a "
-            "`chunk_size`. Set its `trainable = False`, or leave `chunk_size` out."
-        )
-    for child in sublayers(layer):
-        check_chunks(child)
+    for found in all_layers(layer):
+        if isinstance(found, _COUPLING) and found.trainable:
+            raise ValueError(
+                f"The examples of a batch meet in '{found.name}', so that the batch is "
+                f"not the sum of its chunks. Received a {type(found).__name__} and a "
+                "`chunk_size`. Set its `trainable = False`, or leave `chunk_size` out."
+            )
 
 
 def check_losses(model, outputs: list) -> None:
@@ -136,7 +135,8 @@ def check_losses(model, outputs: list) -> None:
         ValueError: A loss divides by something that only the whole batch knows: its
             weights, or its positions that are not masked or ignored.
     """
-    masked = _makes_masks(model) and any(len(z.shape) > 2 for z in outputs)
+    positions = any(len(z.shape) > 2 for z in outputs)
+    masked = positions and any(map(_makes_masks, all_layers(model)))
     for given in keras.tree.flatten(model.loss):
         loss = keras.losses.get(given)
         # A plain function has no reduction of its own: Keras takes the mean.
@@ -153,5 +153,4 @@ def check_losses(model, outputs: list) -> None:
 
 
 def _makes_masks(layer) -> bool:
-    made = isinstance(layer, keras.layers.Masking) or getattr(layer, "mask_zero", False)
-    return bool(made) or any(map(_makes_masks, sublayers(layer)))
+    return isinstance(layer, keras.layers.Masking) or getattr(layer, "mask_zero", False)

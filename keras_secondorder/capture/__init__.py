@@ -14,6 +14,7 @@ from keras_secondorder.capture.coverage import (
     FALLBACKS,
     Block,
     Coverage,
+    all_layers,
     check_layers,
     has_foreign_layers,
     is_built,
@@ -24,7 +25,7 @@ from keras_secondorder.capture.coverage import (
     wrapper_of,
 )
 from keras_secondorder.capture.memory import Side, eigenvalue_shape
-from keras_secondorder.capture.penalties import has_only_l2, l2_curvature
+from keras_secondorder.capture.penalties import l2_curvature
 from keras_secondorder.capture.recorder import of_wrapper, recording
 from keras_secondorder.capture.wrapper import (
     LayerWrapper,
@@ -38,10 +39,10 @@ __all__ = [
     "Coverage",
     "LayerWrapper",
     "Side",
+    "all_layers",
     "check_layers",
     "eigenvalue_shape",
     "has_foreign_layers",
-    "has_only_l2",
     "is_built",
     "l2_curvature",
     "of_wrapper",

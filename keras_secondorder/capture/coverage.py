@@ -280,8 +280,14 @@ def check_layers(layer) -> None:
 
 def has_foreign_layers(layer) -> bool:
     """Whether another library computes a layer, or one inside it."""
-    inside = map(has_foreign_layers, sublayers(layer))
-    return isinstance(layer, _FOREIGN) or any(inside)
+    return any(isinstance(found, _FOREIGN) for found in all_layers(layer))
+
+
+def all_layers(layer):
+    """A layer or model and all layers inside it, one after the other."""
+    yield layer
+    for child in sublayers(layer):
+        yield from all_layers(child)
 
 
 def is_built(layer) -> bool:
