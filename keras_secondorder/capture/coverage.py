@@ -113,6 +113,7 @@ def plan_blocks(
     factor_memory: int | None = None,
     eigenvalues: bool = False,
     chains: bool = False,
+    rank: int | None = None,
 ) -> list[Block]:
     """Decide on a block for every trainable variable of a built model.
 
@@ -126,6 +127,7 @@ def plan_blocks(
             while they are renewed, a step works in up to twice as much besides.
         eigenvalues: Whether Kronecker blocks keep eigenvalues, as many as weights.
         chains: Whether dense layers that follow each other are linked.
+        rank: Rank of the inverses of factors four times as large, or None.
 
     Returns:
         Blocks that cover every trainable variable once, in the order of the model.
@@ -149,7 +151,7 @@ def plan_blocks(
             reasons[id(v)] = (wrapper.layer.name, reason)
 
     kept = {id(w): w for w in structured.values() if w is not None}
-    sides = [sides_of(w, max_factor_size) for w in kept.values()]
+    sides = [sides_of(w, max_factor_size, rank) for w in kept.values()]
     budget = machine_budget() if factor_memory is None else factor_memory
     if budget is not None:
         sides = fit_to(budget, sides, eigenvalues)

@@ -7,6 +7,8 @@ from typing import NamedTuple
 FLOAT_BYTES = 4
 # Below this side a further split saves little, and the factor becomes diagonal.
 _SMALLEST_SPLIT = 32
+# From this many times its rank on a factor is inverted as one of low rank.
+_RANKS = 4
 
 
 class Side(NamedTuple):
@@ -17,11 +19,14 @@ class Side(NamedTuple):
         size: Rows of each of them.
         blocks: Diagonal blocks that each is cut into: 1 for a full matrix, `size` for
             a diagonal one.
+        rank: Rank of what its inverse is apart from a multiple of the identity, or 0
+            for an inverse without such a form.
     """
 
     stack: int
     size: int
     blocks: int = 1
+    rank: int = 0
 
     @property
     def width(self) -> int:
@@ -38,10 +43,26 @@ class Side(NamedTuple):
     @property
     def bytes(self) -> int:
         """Memory of the factor in float32."""
-        return self.stack * self.blocks * self.width**2 * FLOAT_BYTES
+        return math.prod(self.shape) * FLOAT_BYTES
+
+    @property
+    def inverse_bytes(self) -> int:
+        """Memory of its inverse."""
+        if not self.rank:
+            return self.bytes
+        return (self.rank * (self.size + self.rank) + 1) * FLOAT_BYTES
+
+    @property
+    def product_cost(self) -> int:
+        """Multiplications of a vector by its inverse; for a full matrix."""
+        if not self.rank:
+            return self.size**2
+        return self.rank * (2 * self.size + self.rank)
 
     def __str__(self):
         times = f"{self.stack} of " if self.stack > 1 else ""
+        if self.rank:
+            return f"{self.size} x {self.size} (inverse of rank {self.rank})"
         if self.blocks == 1:
             return f"{times}{self.size} x {self.size}"
         if self.width == 1:
@@ -52,26 +73,31 @@ class Side(NamedTuple):
         """With twice as many blocks, or diagonal where they would be tiny."""
         blocks = 2 * self.blocks
         if -(-self.size // blocks) < _SMALLEST_SPLIT:
-            return self._replace(blocks=self.size)
+            return self._replace(blocks=self.size, rank=0)
         # As many blocks as are not empty, at that width.
         width = -(-self.size // blocks)
-        return self._replace(blocks=-(-self.size // width))
+        return self._replace(blocks=-(-self.size // width), rank=0)
 
 
-def sides_of(wrapper, max_factor_size: int) -> list[tuple[Side, ...]]:
+def sides_of(
+    wrapper, max_factor_size: int, rank: int | None = None
+) -> list[tuple[Side, ...]]:
     """The sides of each part of a layer's block, before any budget.
 
     Args:
         wrapper: The layer wrapper.
         max_factor_size: A side larger than this is diagonal.
+        rank: Rank of the inverses of those that are four times as large, or None.
 
     Returns:
         `(A, G)` for each affine map, or `(F,)` for a unitwise block.
     """
 
     def side(stack, size, diagonal=False):
-        diagonal = diagonal or size > max_factor_size
-        return Side(stack, size, size if diagonal else 1)
+        if diagonal or size > max_factor_size:
+            return Side(stack, size, size)
+        low = rank is not None and stack == 1 and size >= _RANKS * rank
+        return Side(stack, size, rank=rank if low else 0)
 
     if wrapper.kind == "unitwise":
         return [(Side(wrapper.stack, len(wrapper.variables)),)]
@@ -94,7 +120,7 @@ def bytes_of(parts: list[tuple[Side, ...]], eigenvalues: bool = False) -> int:
         parts: The sides of each affine map, or of a unitwise block.
         eigenvalues: Whether the eigenvalues of `A (x) G` are kept beside its bases.
     """
-    total = 2 * sum(side.bytes for sides in parts for side in sides)
+    total = sum(s.bytes + s.inverse_bytes for sides in parts for s in sides)
     if eigenvalues:
         pairs = [sides for sides in parts if len(sides) == 2]
         total += FLOAT_BYTES * sum(math.prod(eigenvalue_shape(p)) for p in pairs)

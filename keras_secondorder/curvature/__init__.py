@@ -17,6 +17,7 @@ from keras_secondorder.curvature.input_covariance import (
     uncenter,
 )
 from keras_secondorder.curvature.kronecker import SHARINGS, KroneckerBlock
+from keras_secondorder.curvature.low_rank import LowRank
 from keras_secondorder.curvature.network import (
     NetworkOperator,
     empirical_fisher,
@@ -62,6 +63,7 @@ __all__ = [
     "Inverses",
     "KroneckerBlock",
     "LinearOperator",
+    "LowRank",
     "NetworkOperator",
     "UnitwiseBlock",
     "batch_factors",

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
+import keras
 from keras import ops
 
 from keras_secondorder import vectors
@@ -43,6 +44,7 @@ class BlockDiagonal:
         factor_memory: Bytes for all factors and inverses; see `plan_blocks`.
         weight_sharing: "expand" or "reduce"; see `KroneckerBlock`.
         compiled: Whether the step runs inside XLA.
+        rank: Rank of the inverses of factors four times as large; None for all whole.
 
     References:
         Martens (2016), thesis, section 6.4.2.
@@ -62,13 +64,14 @@ class BlockDiagonal:
         factor_memory: int | None = None,
         weight_sharing: str = "expand",
         compiled: bool = False,
+        rank: int | None = None,
     ):
         self.plan = plan_blocks(
             model,
             on_unsupported,
             max_factor_size,
             factor_memory,
-            **self.plan_options(),
+            **self.plan_options(rank),
         )
         self._compiled = compiled
         self.blocks = []
@@ -91,11 +94,17 @@ class BlockDiagonal:
         self.failed = add_variable((), "zeros", "int32", name="failed_inverses")
 
     @classmethod
-    def plan_options(cls) -> dict:
-        """What `plan_blocks` has to know of this form."""
+    def plan_options(cls, rank: int | None = None) -> dict:
+        """What `plan_blocks` has to know of this form.
+
+        Args:
+            rank: Rank of the inverses of large factors, for a form that keeps inverses.
+        """
+        chains, eigenvalues = cls.chained is not None, cls.kronecker.has_eigenvalues
         return {
-            "eigenvalues": cls.kronecker.has_eigenvalues,
-            "chains": cls.chained is not None,
+            "eigenvalues": eigenvalues,
+            "chains": chains,
+            "rank": None if chains or eigenvalues else rank,
         }
 
     @property
@@ -165,7 +174,8 @@ class BlockDiagonal:
             if not new:
                 values.append(old)
                 continue
-            new = [*new, *block.penalty_part(new, rows)]
+            new = keras.tree.flatten(new)  # a LowRank inverse is three tensors
+            new += block.penalty_part(new, rows)
             usable = vectors.is_finite(new)
             values.append(vectors.choose(usable, lambda new=new: new, old))
             failed = failed + ops.cast(ops.logical_not(usable), failed.dtype)
@@ -194,9 +204,9 @@ class BlockDiagonal:
             vectors.assign(block.inverses, new)
         vectors.assign([self.failed], [inverses.failed])
 
-    def low_rank_pays(self, rows: int | None) -> bool:
+    def rows_pay(self, rows: int | None) -> bool:
         """Whether some block is preconditioned from rows at this batch size."""
-        return any(b.wrapper is not None and b.low_rank_pays(rows) for b in self.blocks)
+        return any(b.wrapper is not None and b.rows_pay(rows) for b in self.blocks)
 
     def precondition(self, gradient, inverses, damping, inputs, taps) -> list:
         """The approximate inverse curvature times the gradient.

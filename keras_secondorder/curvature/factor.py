@@ -9,6 +9,7 @@ from keras import ops
 
 from keras_secondorder.autodiff import interpolate, spd_inverses
 from keras_secondorder.capture import Side
+from keras_secondorder.curvature.low_rank import LowRank
 
 # pi outside this range says that a factor vanishes, not that it is small.
 PI_RANGE = (1e-6, 1e6)
@@ -72,6 +73,8 @@ def counts(indices, weights, side: Side):
 
 def multiply_left(inverse, V, side: Side):
     """`inverse @ V` for V of shape `(size, k)`, or `(stack, size, k)`."""
+    if isinstance(inverse, LowRank):
+        return inverse.left(V)
     if side.width == 1:
         return ops.reshape(inverse, (*V.shape[:-1], 1)) * V
     product = ops.matmul(inverse, _in_blocks(V, side))
@@ -83,6 +86,8 @@ def multiply_left(inverse, V, side: Side):
 
 def multiply_right(V, inverse, side: Side):
     """`V @ inverse` for V of shape `(k, size)`, or `(stack, k, size)`."""
+    if isinstance(inverse, LowRank):
+        return inverse.right(V)
     if side.blocks == 1:
         return ops.matmul(V, inverse)
     flipped = multiply_left(inverse, ops.swapaxes(V, -1, -2), side)
@@ -144,22 +149,29 @@ def damped_inverses(factors: list, dampings: list, compiled: bool = False) -> li
 
     Args:
         factors: Symmetric positive semi-definite matrices, shape `(d, d)` each, or
-            stacks of them, shape `(k, d, d)`.
+            stacks of them, shape `(k, d, d)`, or `LowRank` ones.
         dampings: A positive scalar for each, or one for each of an equal share of
             the stack, shape `(k / m,)`.
         compiled: Whether the step runs inside XLA.
 
     Returns:
-        The inverses; NaN throughout where a factorisation failed.
+        The inverses, of the same kinds; NaN throughout where a factorisation failed.
     """
+    matrices = [f.within if isinstance(f, LowRank) else f for f in factors]
     systems = [
-        (f, *_damping_and_scale(f, d)) for f, d in zip(factors, dampings, strict=True)
+        (m, *_damping_and_scale(m, d)) for m, d in zip(matrices, dampings, strict=True)
     ]
     large = [system for system in systems if system[0].shape[-1] > 1]
     solved = iter(spd_inverses(*zip(*large, strict=True), compiled) if large else ())
+    inverses = [
+        next(solved) if m.shape[-1] > 1 else 1.0 / (m + damping[..., None, None])
+        for m, damping, _ in systems
+    ]
     return [
-        next(solved) if f.shape[-1] > 1 else 1.0 / (f + damping[..., None, None])
-        for f, damping, _ in systems
+        LowRank.split(f.basis, inverse, 1.0 / (f.scale + damping))
+        if isinstance(f, LowRank)
+        else inverse
+        for f, inverse, (_, damping, _) in zip(factors, inverses, systems, strict=True)
     ]
 
 
@@ -185,6 +197,18 @@ def scaled_damped(factor, damping) -> tuple:
 def raised(damping, trace):
     """Damping that rounding to the scale of the largest eigenvalue does not lose."""
     return ops.maximum(damping, FLOAT32_EPS * trace + TINY)
+
+
+def inverse_of(side: Side, add_variable, name: str) -> list:
+    """The optimizer's variables for an inverse: one, or those of a `LowRank` one."""
+    if not side.rank:
+        return [zeros_of(side, add_variable, name)]
+    d, r = side.size, side.rank
+    shapes = {"basis": (d, r), "core": (r, r), "scale": ()}
+    return [
+        add_variable(shape, "zeros", "float32", name=f"{name}_{part}")
+        for part, shape in shapes.items()
+    ]
 
 
 def zeros_of(side: Side, add_variable, name: str):

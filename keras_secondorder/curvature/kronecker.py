@@ -8,12 +8,14 @@ from keras_secondorder import vectors
 from keras_secondorder.capture import Block, l2_curvature
 from keras_secondorder.curvature.factor import (
     counts,
+    inverse_of,
     multiply_left,
     multiply_right,
     second_moment,
     trace_norm_pi,
     zeros_of,
 )
+from keras_secondorder.curvature.low_rank import LowRank, low_rank
 from keras_secondorder.curvature.rows import all_rows, gradient_rows, input_rows, spread
 
 SHARINGS = ("expand", "reduce")
@@ -32,7 +34,8 @@ class KroneckerBlock:
     `g` summed over the positions first ("reduce"). Both are exact for one position.
 
     A layer that is several affine maps has a pair of factors for each, and one with
-    groups of features a stack of matrices in the place of each factor.
+    groups of features a stack of matrices in the place of each factor. The inverse of a
+    large factor is a `LowRank` one, where the plan says so.
 
     Args:
         plan: The block's entry in the plan; it has a wrapper.
@@ -69,7 +72,16 @@ class KroneckerBlock:
             ]
 
         self._A, self._G = variables(0, "A"), variables(1, "G")
-        self._kept = variables(0, f"A_{self.kept}") + variables(1, f"G_{self.kept}")
+        self._kept = [
+            variable
+            for which, factor in enumerate("AG")
+            for pair, suffix in zip(self.sides, self._suffixes, strict=True)
+            for variable in inverse_of(
+                pair[which],
+                add_variable,
+                f"{plan.layer_name}_{factor}_{self.kept}{suffix}",
+            )
+        ]
         self._penalty = []
         if plan.splits_penalty:
             shapes = [*(v.shape for v in plan.variables), ()]
@@ -109,9 +121,22 @@ class KroneckerBlock:
     def inverses(self) -> list:
         """The cached inverses of the damped factors, variables in the same order.
 
-        With them, where `penalty_part` has something to say, what it says.
+        A `LowRank` one is three of them. With them, where `penalty_part` has something
+        to say, what it says.
         """
         return [*self._kept, *self._penalty]
+
+    def by_factor(self, inverses: list) -> tuple:
+        """One inverse for each factor, and what else there is.
+
+        Args:
+            inverses: Values of `inverses`.
+        """
+        rest, found = list(inverses), []
+        for side in [pair[which] for which in range(2) for pair in self.sides]:
+            parts = [rest.pop(0) for _ in range(3 if side.rank else 1)]
+            found.append(LowRank(*parts) if side.rank else parts[0])
+        return found, rest
 
     # --- statistics -----------------------------------------------------------------
 
@@ -175,7 +200,13 @@ class KroneckerBlock:
 
     def systems(self, factors: list, gamma, eta: float) -> tuple:
         """`(matrices, dampings)` whose damped inverses are this block's `inverses`."""
-        return factors, self.dampings_of(factors, gamma, eta)
+        dampings = self.dampings_of(factors, gamma, eta)
+        before, _ = self.by_factor(vectors.values(self.inverses))
+        factors = [
+            low_rank(factor, old.basis) if isinstance(old, LowRank) else factor
+            for factor, old in zip(factors, before, strict=True)
+        ]
+        return factors, dampings
 
     def dampings_of(self, moments: list, gamma, eta: float) -> list:
         """What factored damping adds to each of the values of `moments`."""
@@ -193,7 +224,7 @@ class KroneckerBlock:
         gradient of the loss alone, which is a product of rows, is preconditioned anew.
 
         Args:
-            inverses: `[A^-1, G^-1]`.
+            inverses: Values of `inverses`, up to what this adds to them.
             rows: How many rows there are, or None.
 
         Returns:
@@ -202,20 +233,23 @@ class KroneckerBlock:
         """
         if not self._penalty:
             return []
-        if not self.low_rank_pays(rows):
+        if not self.rows_pay(rows):
             return [*vectors.values(self._penalty[:-1]), ops.zeros(())]
-        gradient = [
+        pair, _ = self.by_factor(inverses)
+        return [*self._product(self._penalty_gradient(), pair), ops.ones(())]
+
+    def _penalty_gradient(self) -> list:
+        return [
             l2_curvature(v) * ops.cast(w, "float32")
             for v, w in zip(self.variables, vectors.values(self.variables), strict=True)
         ]
-        return [*self.precondition(gradient, inverses, None), ops.ones(())]
 
     def precondition(self, gradient: list, inverses: list, damping, rows=None) -> list:
         """`A^-1 V G^-1` for the gradient of this block.
 
         Args:
             gradient: Tensors shaped like the block's variables.
-            inverses: `[A^-1, G^-1]`; all `A^-1` first for several maps.
+            inverses: Values of `inverses`.
             damping: `gamma^2 + eta`, by which a kept `penalty_part` is judged: one that
                 lags behind the weights is used where `eta` is a hundredth at most.
             rows: `(a, g)` whose `a^T g` is the gradient of the loss, where that is
@@ -224,34 +258,38 @@ class KroneckerBlock:
         Returns:
             Tensors shaped like the block's variables.
         """
-        if rows is not None:
-            return self._from_rows(gradient, inverses, damping, rows)
+        pair, penalty = self.by_factor(inverses)
+        if rows is None:
+            return self._product(gradient, pair)
+        a, g = (
+            multiply_right(r, inverse, side)
+            for r, inverse, side in zip(rows, pair, self.sides[0], strict=True)
+        )
+        U = self.wrapper.from_product(a, g)
+        if not penalty:
+            return U
+        *kept, known = penalty
+        eta = max(l2_curvature(v) for v in self.variables)
+        added = ops.cond(
+            ops.logical_and(known > 0, 100.0 * eta <= damping),
+            lambda: kept,
+            lambda: self._product(self._penalty_gradient(), pair),
+        )
+        return vectors.axpy(1.0, added, U)
+
+    def _product(self, V: list, matrices: list) -> list:
+        """`A V G` for whatever stands in the place of the factors."""
         count, results = len(self.parts), []
-        for i, values in enumerate(self.wrapper.split(gradient)):
+        for i, values in enumerate(self.wrapper.split(V)):
             part, (side_a, side_g) = self.parts[i], self.sides[i]
-            U = multiply_left(inverses[i], part.to_matrix(values), side_a)
-            U = multiply_right(U, inverses[count + i], side_g)
+            U = multiply_left(matrices[i], part.to_matrix(values), side_a)
+            U = multiply_right(U, matrices[count + i], side_g)
             results.append(part.from_matrix(U))
         return self.wrapper.join(results)
 
-    def _from_rows(self, gradient, inverses, damping, rows):
-        def cheap():
-            a, g = (ops.matmul(r, i) for r, i in zip(rows, inverses[:2], strict=True))
-            U = self.wrapper.from_product(a, g)
-            return vectors.axpy(1.0, penalty, U) if penalty else U
-
-        *penalty, known = inverses[2:] or [None]
-        if known is None:
-            return cheap()
-        eta = max(l2_curvature(v) for v in self.variables)
-        apart = ops.logical_and(known > 0, 100.0 * eta <= damping)
-        return ops.cond(
-            apart, cheap, lambda: self.precondition(gradient, inverses, damping)
-        )
-
     def multiply(self, v: list) -> list:
         """`A V G` with the running factors, for tensors shaped like the variables."""
-        return KroneckerBlock.precondition(self, v, vectors.values(self.moments), None)
+        return self._product(v, vectors.values(self.moments))
 
     # --- a gradient that is known as rows -------------------------------------------
 
@@ -273,17 +311,18 @@ class KroneckerBlock:
         g = [self.wrapper.gradient_rows(t) for t in taps]
         known = all(None not in r.shape for r in a)
         rows = sum(r.shape[0] * r.shape[1] for r in a) if known else None
-        if not self.low_rank_pays(rows):
+        if not self.rows_pay(rows):
             return None
         return tuple(
             ops.concatenate([ops.reshape(r, (-1, r.shape[-1])) for r in both], axis=0)
             for both in (a, g)
         )
 
-    def low_rank_pays(self, rows: int | None) -> bool:
+    def rows_pay(self, rows: int | None) -> bool:
         """Whether `precondition` is cheaper from rows than from the gradient."""
         if rows is None or not self._is_plain:
             return False
-        d_in, d_out = self.wrapper.d_in, self.wrapper.d_out
-        from_gradient = d_in * d_out * (d_in + d_out)
-        return rows * (d_in**2 + d_out**2 + d_in * d_out) < from_gradient
+        A, G = self.sides[0]
+        from_gradient = A.size * G.product_cost + G.size * A.product_cost
+        a_row = A.product_cost + G.product_cost + A.size * G.size
+        return rows * a_row < from_gradient

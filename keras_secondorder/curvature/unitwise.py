@@ -53,6 +53,10 @@ class UnitwiseBlock:
         """The cached inverses of the damped matrices, variables."""
         return [self.F_inverse]
 
+    def by_factor(self, inverses: list) -> tuple:
+        """The inverse of each factor, and what else there is: nothing."""
+        return inverses, []
+
     def input_statistics(self, inputs: list, weights) -> list:
         """Nothing: inputs and gradients enter together."""
         return []
@@ -112,6 +116,6 @@ class UnitwiseBlock:
     def rows(self, inputs: list, taps: list):
         """None: the gradient is no product of rows."""
 
-    def low_rank_pays(self, rows: int | None) -> bool:
+    def rows_pay(self, rows: int | None) -> bool:
         """No."""
         return False

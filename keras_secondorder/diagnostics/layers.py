@@ -6,7 +6,7 @@ import numpy as np
 from keras import ops
 
 from keras_secondorder import vectors
-from keras_secondorder.curvature import BlockDiagonal
+from keras_secondorder.curvature import BlockDiagonal, LowRank
 from keras_secondorder.diagnostics.measures import effective_rank
 
 # Eigenvalues below this share of the largest are rounding errors of float32.
@@ -121,9 +121,9 @@ def layers(optimizer, index: int | None = None) -> list[Layer]:
         dampings = [_array(d) for d in block.dampings_of(values, gamma, eta)]
         if optimizer.tikhonov == "exact" and plan.kind == "kronecker":
             dampings = [0.0 * d for d in dampings]  # it is added to their product
-        inverses = vectors.values(block.inverses)[: len(values)]
-        if not block.inverts_moments:
-            inverses = [None] * len(values)
+        inverses = [None] * len(values)
+        if block.inverts_moments:
+            inverses, _ = block.by_factor(vectors.values(block.inverses))
         sides = [pair[i] for i in range(len(block.sides[0])) for pair in block.sides]
         factors = [
             _factor(label, _array(matrix), damping, side, inverse)
@@ -190,6 +190,8 @@ def _factor(name, matrix, damping, side, inverse) -> Factor:
     e = factor_eigenvalues(matrix, side)
     damping = np.repeat(damping.reshape(-1), e.size // damping.size)
     order = np.argsort(e, kind="stable")
+    if isinstance(inverse, LowRank):
+        inverse = inverse.to_dense()
     inverse = None if inverse is None else _array(inverse)
     return Factor(name, e[order], damping[order], matrix, inverse)
 

@@ -69,7 +69,7 @@ class KFAC(SecondOrderOptimizer):
         momentum: `mu`: a number, a schedule, or "adaptive" (with an adaptive learning
             rate only). "auto" is "adaptive" there, and 0.9 otherwise.
         damping: `lambda`: a number, a schedule, or an `AdaptiveDamping` object.
-            "auto" is `AdaptiveDamping(None, minimum=None, gamma_every=None,
+            "auto" is `AdaptiveDamping(None, 10, minimum=None, gamma_every=None,
             share=0.01)`, in units of the first loss.
         norm_constraint: Bound on `delta^T F delta` of a step: a number, a schedule, a
             `RelativeRadius`, or None. "auto" is `RelativeRadius()` with a given
@@ -93,6 +93,9 @@ class KFAC(SecondOrderOptimizer):
         on_unsupported: Block of variables without a Kronecker block: "diagonal",
             "gradient" or "error". `coverage(model)` shows them.
         max_factor_size: Largest side of a factor; a larger one is diagonal.
+        rank: Rank of the inverses of factors four times as large and larger, apart from
+            a multiple of the identity, in the block-diagonal form with factored
+            damping; None inverts all of them whole.
         factor_memory: Bytes for all factors and inverses, a quarter of the machine's
             memory by default; the largest factors are split until they fit.
         weight_sharing: "expand" or "reduce", for layers that use their weights at
@@ -138,6 +141,7 @@ class KFAC(SecondOrderOptimizer):
         statistics_decay: float = 0.95,
         on_unsupported: str = "diagonal",
         max_factor_size: int = 8192,
+        rank: int | None = 128,
         factor_memory: int | None = None,
         weight_sharing: str = "expand",
         seed: int = 0,
@@ -157,6 +161,7 @@ class KFAC(SecondOrderOptimizer):
             ("statistics_every", statistics_every, None),
             ("inverse_every", inverse_every, None),
             ("max_factor_size", max_factor_size, None),
+            ("rank", rank, None),
             ("factor_memory", factor_memory, None),
             ("norm_constraint", norm_constraint, None),
         ):
@@ -179,6 +184,7 @@ class KFAC(SecondOrderOptimizer):
         self.statistics_decay = statistics_decay
         self.on_unsupported = on_unsupported
         self.max_factor_size = max_factor_size
+        self.rank = rank
         self.factor_memory = factor_memory
         self.weight_sharing = weight_sharing
         self.seed = seed
@@ -193,9 +199,8 @@ class KFAC(SecondOrderOptimizer):
         """
         if not isinstance(damping, AdaptiveDamping):
             damping = AdaptiveDamping(damping)
-        settings = {"learning_rate": "adaptive", "statistics_every": 1}
-        settings["damping"] = damping
-        return cls(**{**settings, **kwargs})
+        settings = {"learning_rate": "adaptive", "statistics_every": 1, "rank": None}
+        return cls(**{**settings, "damping": damping, **kwargs})
 
     def _rule(self) -> StepRule:
         if self.step_rule is not None:
@@ -219,6 +224,7 @@ class KFAC(SecondOrderOptimizer):
             self.factor_memory,
             self.weight_sharing,
             self.compiled_by_xla,
+            self.rank,
         )
         self._announced = False
         self.previous = tuple(
@@ -226,7 +232,7 @@ class KFAC(SecondOrderOptimizer):
             for i, v in enumerate(model.trainable_variables)
         )
         self.build_damping(
-            AdaptiveDamping(None, minimum=None, gamma_every=None, share=0.01)
+            AdaptiveDamping(None, 10, minimum=None, gamma_every=None, share=0.01)
         )
         initial = self._damping_rule.initial if self._adapted else None
         self.gamma = self.add_scalar("gamma", float(initial or 0.0) ** 0.5)
@@ -259,7 +265,7 @@ class KFAC(SecondOrderOptimizer):
         k = ops.cast(self.iterations, "int32")
         rows = objective.examples if isinstance(objective.examples, int) else None
         whole = objective.whole_batch(self.statistics_fraction)
-        taps = whole or self.curvature.low_rank_pays(rows)
+        taps = whole or self.curvature.rows_pay(rows)
         linear = objective.linearize(taps=taps)
         loss, inputs, weights = linear.outputs[0], *linear.aux[:2]
         gradient, taps = objective.gradient(linear)

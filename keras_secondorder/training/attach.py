@@ -128,6 +128,7 @@ def coverage(model, approximation: str | None = None) -> Coverage:
         for name in ("on_unsupported", "max_factor_size", "factor_memory")
         if hasattr(optimizer, name)
     }
+    rank = getattr(optimizer, "rank", None)
     if not is_built(model):
         raise ValueError(
             f"The model '{model.name}' has no variables yet. Received a model that was "
@@ -139,7 +140,7 @@ def coverage(model, approximation: str | None = None) -> Coverage:
     tikhonov = getattr(optimizer, "tikhonov", "factored")
     check_together("tikhonov", tikhonov, "approximation", approximation, TIKHONOV)
     form = TIKHONOV[tikhonov][approximation]
-    blocks = Coverage(plan_blocks(model, **settings, **form.plan_options()))
+    blocks = Coverage(plan_blocks(model, **settings, **form.plan_options(rank)))
     print(blocks)
     return blocks
 

@@ -175,13 +175,13 @@ def test_low_rank_application_equals_the_direct_one(block):
     close(as_matrix(thin), as_matrix(direct))
 
 
-def test_low_rank_pays_below_a_number_of_rows():
+def test_rows_pay_below_a_number_of_rows():
     (wide,) = problems.blocks_of(
         problems.sequential([problems.dense(40)], inputs=(40,))
     )
-    assert wide.low_rank_pays(4)
-    assert not wide.low_rank_pays(400)
-    assert not wide.low_rank_pays(None)
+    assert wide.rows_pay(4)
+    assert not wide.rows_pay(400)
+    assert not wide.rows_pay(None)
 
 
 def test_low_rank_and_direct_give_the_same_step():
