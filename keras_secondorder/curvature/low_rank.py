@@ -81,7 +81,10 @@ def low_rank(matrix, start) -> LowRank:
     d, r = start.shape
     probe = np.random.default_rng(0).normal(size=(d, r)) * (PROBE / d**0.5)
     start = start + ops.convert_to_tensor(probe.astype("float32"))
-    Q, _ = ops.qr(ops.matmul(matrix, start))
+    Y = ops.matmul(matrix, start)
+    Q, _ = ops.qr(Y)
+    # An input that was always zero has no part in Q; rounding would give it one.
+    Q = ops.where(ops.any(Y != 0, axis=1, keepdims=True), Q, 0.0)
     B = ops.matmul(ops.transpose(Q), ops.matmul(matrix, Q))
     rest = ops.maximum(ops.trace(matrix) - ops.trace(B), 0.0) / (d - r)
     return LowRank.split(Q, 0.5 * (B + ops.transpose(B)), rest)

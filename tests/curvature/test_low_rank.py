@@ -96,6 +96,12 @@ def test_directions_that_were_zero_are_found_later():
     assert error < 0.3  # FALLING has its largest value outside at 0.2
 
 
+def test_rows_of_zeros_stay_out_of_it():
+    M = np.zeros((SIZE, SIZE))
+    M[8:, 8:] = matrix(FALLING[: SIZE - 8])[0]
+    assert np.array_equal(numpy(iterated(M, 2).basis)[:8], np.zeros((8, RANK)))
+
+
 def test_nan_stays_nan():
     M, _ = matrix(FALLING)
     M[0, 0] = np.nan
