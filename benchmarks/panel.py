@@ -118,17 +118,15 @@ class Run:
 
     def reached(self):
         """`(steps, seconds)` at the target, or infinities."""
-        for steps, seconds, loss in self.curve:
-            if loss <= self.problem.target:
-                return steps, seconds
-        return math.inf, math.inf
+        return first(self.curve, self.problem.target)
 
-    def at_least(self):
-        """The same; what was spent so far where the target may still be reached."""
-        steps, seconds = self.reached()
-        if math.isinf(steps) and math.isfinite(self.curve[-1][2]):
-            steps, seconds = self.steps, self.seconds
-        return {"steps": steps, "seconds": seconds}
+
+def first(curve, goal):
+    """`(steps, seconds)` where a curve is at a loss, or infinities."""
+    for steps, seconds, loss in curve:
+        if loss <= goal:
+            return steps, seconds
+    return math.inf, math.inf
 
 
 def schedule(rate, cosine, steps):
@@ -211,65 +209,56 @@ def record(run):
     return {
         "steps": steps,
         "seconds": seconds,
-        "at_least": run.at_least(),
         "loss": run.loss,
         "compilation": run.compilation,
         "curve": run.curve,
     }
 
 
+def goal_of(found):
+    """The target; where no baseline is there in time, the least loss that one has."""
+    seeds = found["seeds"]
+    least = min(max(s[b]["loss"] for s in seeds) for b in BASELINES)
+    return max(found["target"], least)
+
+
 def summarise(results):
-    """Add the ratios to the best baseline, and print the table.
-
-    A baseline that has not reached the target counts with what it has spent: the ratio
-    is then an upper bound.
-    """
-    rows, ratios = [], {"seconds": [], "steps": []}
+    """Add the ratios to the best baseline, and print the table."""
+    rows, ratios = [], {"steps": [], "seconds": []}
     for name, found in results["problems"].items():
-        seeds = found["seeds"]
-
-        def mean(optimizer, k, at_least=False, seeds=seeds):
-            runs = [s[optimizer] for s in seeds]
-            return statistics.fmean(
-                r["at_least"][k] if at_least else r[k] for r in runs
-            )
-
-        best = min(BASELINES, key=lambda b: mean(b, "seconds", at_least=True))
-        if math.isinf(mean(best, "seconds")):
-            reached = [b for b in BASELINES if math.isfinite(mean(b, "seconds"))]
-            best = min(reached, key=lambda b: mean(b, "seconds"), default=best)
-        for k in ratios:
-            theirs = min(mean(b, k, at_least=True) for b in BASELINES)
-            if math.isfinite(mean("KFAC", k)):
-                found[f"{k}_ratio"] = mean("KFAC", k) / theirs
-            else:
-                lost = any(math.isfinite(mean(b, k)) for b in BASELINES)
-                found[f"{k}_ratio"] = math.inf if lost else None
-            if found[f"{k}_ratio"] is not None:
-                ratios[k].append(found[f"{k}_ratio"])
+        goal, seeds = goal_of(found), found["seeds"]
+        means = {}
+        for b in seeds[0]:
+            times = np.array([first(s[b]["curve"], goal) for s in seeds])
+            means[b] = times.mean(axis=0)
+        ours = means["KFAC"]
+        best = min(BASELINES, key=lambda b: means[b][1])
+        for i, k in enumerate(ratios):
+            theirs = min(means[b][i] for b in BASELINES)
+            found[f"{k}_ratio"] = float(ours[i] / theirs)
+            ratios[k].append(found[f"{k}_ratio"])
+        found["goal"] = goal
+        cells = [
+            f"{v:.4g}" for pair in zip(ours, means[best], strict=True) for v in pair
+        ]
+        cells += [f"{found[f'{k}_ratio']:.2f}" for k in ratios]
         losses = [
             f"{statistics.fmean(s[b]['loss'] for s in seeds):.4g}"
             for b in ("KFAC", best)
         ]
-        cells = [f"{mean(b, k):.4g}" for k in ratios for b in ("KFAC", best)]
-        ratio = found["seconds_ratio"]
-        bound = "< " if math.isinf(mean(best, "seconds")) else ""
-        ratio = "none reached it" if ratio is None else f"{bound}{ratio:.2f}"
-        rows.append([name, best, *cells, *losses, ratio])
+        rows.append([name, f"{goal:.4g}", best, *cells, *losses])
     for k, values in ratios.items():
         word = "time" if k == "seconds" else "step"
-        if values:
-            logs = [math.log(v) for v in values if v > 0 and math.isfinite(v)]
-            lost = len(values) - len(logs)
-            geometric = math.exp(statistics.fmean(logs)) if logs else math.inf
-            results[f"geometric_mean_{word}_ratio"] = geometric
-            results[f"worst_{word}_ratio"] = max(values)
-            print(
-                f"\n{word} ratios: geometric mean {geometric:.2f} of those that are "
-                f"finite ({lost} are not), worst {max(values):.2f}"
-            )
-    header = ["problem", "best", "s KFAC", "s best", "steps KFAC", "steps best"]
-    header += ["loss KFAC", "loss best", "time ratio"]
+        logs = [math.log(v) for v in values if 0 < v < math.inf]
+        geometric = math.exp(statistics.fmean(logs)) if logs else math.inf
+        results[f"geometric_mean_{word}_ratio"] = geometric
+        results[f"worst_{word}_ratio"] = max(values)
+        print(
+            f"\n{word} ratios: geometric mean {geometric:.2f} of the {len(logs)} that "
+            f"are finite, of {len(values)}; worst {max(values):.2f}"
+        )
+    header = ["problem", "loss", "best", "steps KFAC", "steps best", "s KFAC", "s best"]
+    header += ["step ratio", "time ratio", "end KFAC", "end best"]
     comparison.print_table(header, rows)
 
 
