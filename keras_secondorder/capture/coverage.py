@@ -14,7 +14,6 @@ from keras_secondorder.capture.memory import (
     machine_budget,
     sides_of,
 )
-from keras_secondorder.capture.penalties import has_only_l2, l2_curvature
 from keras_secondorder.capture.recorder import count_uses
 from keras_secondorder.capture.time_distributed import for_all_steps, time_distributed
 from keras_secondorder.capture.wrapper import LayerWrapper, wrapper_class_of
@@ -73,22 +72,12 @@ class Block(NamedTuple):
         return len(self.sides) == 1 and full
 
     @property
-    def splits_penalty(self) -> bool:
-        """Whether what its L2 penalty adds to a preconditioned gradient is kept."""
-        if not self.is_plain or self.eigenvalues:
-            return False
-        penalized = any(l2_curvature(v) for v in self.variables)
-        return penalized and all(map(has_only_l2, self.variables))
-
-    @property
     def bytes(self) -> int:
         """Memory that is kept: the running factors, their inverses or eigenbases."""
         if self.wrapper is not None:
             total = bytes_of(self.sides, self.eigenvalues)
             if self.successor is not None:
                 total += link_bytes(self.wrapper, self.successor)
-            if self.splits_penalty:
-                total += sum(math.prod(v.shape) for v in self.variables) * FLOAT_BYTES
             return total
         if self.kind == "diagonal":
             return sum(math.prod(v.shape) for v in self.variables) * FLOAT_BYTES

@@ -159,31 +159,27 @@ class BlockDiagonal:
         values = [vectors.values(b.inverses) for b in self.blocks]
         return Inverses(values, vectors.values([self.failed])[0])
 
-    def damped_inverses(self, gamma, rows: int | None = None) -> Inverses:
+    def damped_inverses(self, gamma) -> Inverses:
         """Fresh inverses of the damped factors; the last good one where one fails.
 
         Args:
             gamma: Factored damping, a scalar; each block adds its `eta`.
-            rows: Number of examples in a batch, where it is known.
         """
         cached, failed = self.cached_inverses()
         values = []
-        for block, old, new in zip(
-            self.blocks, cached, self._fresh(gamma), strict=True
-        ):
+        for old, new in zip(cached, self._fresh(gamma), strict=True):
             if not new:
                 values.append(old)
                 continue
             new = keras.tree.flatten(new)  # a LowRank inverse is three tensors
-            new += block.penalty_part(new, rows)
             usable = vectors.is_finite(new)
             values.append(vectors.choose(usable, lambda new=new: new, old))
             failed = failed + ops.cast(ops.logical_not(usable), failed.dtype)
         return Inverses(values, failed)
 
-    def redamped(self, inverses: Inverses, gamma, rows: int | None = None) -> Inverses:
+    def redamped(self, inverses: Inverses, gamma) -> Inverses:
         """What `damped_inverses` made of the same factors, for another `gamma`."""
-        return self.damped_inverses(gamma, rows)
+        return self.damped_inverses(gamma)
 
     def _fresh(self, gamma) -> list:
         """New inverses of each block, finite or not."""

@@ -122,7 +122,7 @@ class ExactTikhonov(BlockDiagonal):
 
     kronecker = EigenbasisBlock
 
-    def redamped(self, inverses: Inverses, gamma, rows: int | None = None) -> Inverses:
+    def redamped(self, inverses: Inverses, gamma) -> Inverses:
         """The same bases; only the inverses of unitwise blocks know the damping."""
         fresh = super()._fresh(gamma)
         values = [n or o for n, o in zip(fresh, inverses.values, strict=True)]

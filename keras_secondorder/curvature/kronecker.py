@@ -5,7 +5,7 @@ from collections.abc import Callable
 from keras import ops
 
 from keras_secondorder import vectors
-from keras_secondorder.capture import Block, l2_curvature
+from keras_secondorder.capture import Block
 from keras_secondorder.curvature.factor import (
     counts,
     inverse_of,
@@ -82,15 +82,6 @@ class KroneckerBlock:
                 f"{plan.layer_name}_{factor}_{self.kept}{suffix}",
             )
         ]
-        self._penalty = []
-        if plan.splits_penalty:
-            shapes = [*(v.shape for v in plan.variables), ()]
-            self._penalty = [
-                add_variable(
-                    shape, "zeros", "float32", name=f"{plan.layer_name}_eta_{i}"
-                )
-                for i, shape in enumerate(shapes)
-            ]
 
     @property
     def _suffixes(self) -> list:
@@ -121,22 +112,18 @@ class KroneckerBlock:
     def inverses(self) -> list:
         """The cached inverses of the damped factors, variables in the same order.
 
-        A `LowRank` one is three of them. With them, where `penalty_part` has something
-        to say, what it says.
+        A `LowRank` one is three of them.
         """
-        return [*self._kept, *self._penalty]
+        return self._kept
 
-    def by_factor(self, inverses: list) -> tuple:
-        """One inverse for each factor, and what else there is.
-
-        Args:
-            inverses: Values of `inverses`.
-        """
-        rest, found = list(inverses), []
-        for side in [pair[which] for which in range(2) for pair in self.sides]:
-            parts = [rest.pop(0) for _ in range(3 if side.rank else 1)]
-            found.append(LowRank(*parts) if side.rank else parts[0])
-        return found, rest
+    def by_factor(self, inverses: list) -> list:
+        """One inverse for each factor, from the values of `inverses`."""
+        rest = iter(inverses)
+        sides = [pair[which] for which in range(2) for pair in self.sides]
+        return [
+            LowRank(next(rest), next(rest), next(rest)) if side.rank else next(rest)
+            for side in sides
+        ]
 
     # --- statistics -----------------------------------------------------------------
 
@@ -201,7 +188,7 @@ class KroneckerBlock:
     def systems(self, factors: list, gamma, eta: float) -> tuple:
         """`(matrices, dampings)` whose damped inverses are this block's `inverses`."""
         dampings = self.dampings_of(factors, gamma, eta)
-        before, _ = self.by_factor(vectors.values(self.inverses))
+        before = self.by_factor(vectors.values(self.inverses))
         factors = [
             low_rank(factor, old.basis) if isinstance(old, LowRank) else factor
             for factor, old in zip(factors, before, strict=True)
@@ -217,65 +204,27 @@ class KroneckerBlock:
         ]
         return [p[0] for p in pairs] + [p[1] for p in pairs]
 
-    def penalty_part(self, inverses: list, rows: int | None) -> list:
-        """What the L2 penalty adds to the preconditioned gradient, `A^-1 eta W G^-1`.
-
-        It changes as slowly as the weights, so it is kept with the inverses, and the
-        gradient of the loss alone, which is a product of rows, is preconditioned anew.
-
-        Args:
-            inverses: Values of `inverses`, up to what this adds to them.
-            rows: How many rows there are, or None.
-
-        Returns:
-            Tensors shaped like the block's variables, and 1.0; 0.0 where it is not
-            known, because so many rows are not used. Empty without a penalty.
-        """
-        if not self._penalty:
-            return []
-        if not self.rows_pay(rows):
-            return [*vectors.values(self._penalty[:-1]), ops.zeros(())]
-        pair, _ = self.by_factor(inverses)
-        return [*self._product(self._penalty_gradient(), pair), ops.ones(())]
-
-    def _penalty_gradient(self) -> list:
-        return [
-            l2_curvature(v) * ops.cast(w, "float32")
-            for v, w in zip(self.variables, vectors.values(self.variables), strict=True)
-        ]
-
     def precondition(self, gradient: list, inverses: list, damping, rows=None) -> list:
         """`A^-1 V G^-1` for the gradient of this block.
 
         Args:
             gradient: Tensors shaped like the block's variables.
             inverses: Values of `inverses`.
-            damping: `gamma^2 + eta`, by which a kept `penalty_part` is judged: one that
-                lags behind the weights is used where `eta` is a hundredth at most.
+            damping: Not used: the damping is in the inverses.
             rows: `(a, g)` whose `a^T g` is the gradient of the loss, where that is
                 cheaper (thesis, end of 6.8).
 
         Returns:
             Tensors shaped like the block's variables.
         """
-        pair, penalty = self.by_factor(inverses)
+        pair = self.by_factor(inverses)
         if rows is None:
             return self._product(gradient, pair)
         a, g = (
             multiply_right(r, inverse, side)
             for r, inverse, side in zip(rows, pair, self.sides[0], strict=True)
         )
-        U = self.wrapper.from_product(a, g)
-        if not penalty:
-            return U
-        *kept, known = penalty
-        eta = max(l2_curvature(v) for v in self.variables)
-        added = ops.cond(
-            ops.logical_and(known > 0, 100.0 * eta <= damping),
-            lambda: kept,
-            lambda: self._product(self._penalty_gradient(), pair),
-        )
-        return vectors.axpy(1.0, added, U)
+        return self.wrapper.from_product(a, g)
 
     def _product(self, V: list, matrices: list) -> list:
         """`A V G` for whatever stands in the place of the factors."""
@@ -303,9 +252,7 @@ class KroneckerBlock:
         Returns:
             Two matrices with one row for each example and position, or None.
         """
-        # The gradient of a penalty is not of this form.
-        penalized = any(v.regularizer is not None for v in self.variables)
-        if not taps or not self._is_plain or (penalized and not self._penalty):
+        if not taps or not self._is_plain:
             return None
         a = [self.wrapper.input_rows(x) for x in inputs]
         g = [self.wrapper.gradient_rows(t) for t in taps]
@@ -320,7 +267,9 @@ class KroneckerBlock:
 
     def rows_pay(self, rows: int | None) -> bool:
         """Whether `precondition` is cheaper from rows than from the gradient."""
-        if rows is None or not self._is_plain:
+        # The gradient of a penalty is no product of rows.
+        penalized = any(v.regularizer is not None for v in self.variables)
+        if rows is None or not self._is_plain or penalized:
             return False
         A, G = self.sides[0]
         from_gradient = A.size * G.product_cost + G.size * A.product_cost

@@ -53,9 +53,9 @@ class UnitwiseBlock:
         """The cached inverses of the damped matrices, variables."""
         return [self.F_inverse]
 
-    def by_factor(self, inverses: list) -> tuple:
-        """The inverse of each factor, and what else there is: nothing."""
-        return inverses, []
+    def by_factor(self, inverses: list) -> list:
+        """The inverse of each factor."""
+        return inverses
 
     def input_statistics(self, inputs: list, weights) -> list:
         """Nothing: inputs and gradients enter together."""
@@ -108,10 +108,6 @@ class UnitwiseBlock:
     def multiply(self, v: list) -> list:
         """`F V` within each unit, for tensors shaped like the variables."""
         return self.precondition(v, vectors.values(self.factors), None)
-
-    def penalty_part(self, inverses: list, rows: int | None) -> list:
-        """Nothing: penalties are preconditioned with the rest."""
-        return []
 
     def rows(self, inputs: list, taps: list):
         """None: the gradient is no product of rows."""

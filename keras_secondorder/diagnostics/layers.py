@@ -123,7 +123,7 @@ def layers(optimizer, index: int | None = None) -> list[Layer]:
             dampings = [0.0 * d for d in dampings]  # it is added to their product
         inverses = [None] * len(values)
         if block.inverts_moments:
-            inverses, _ = block.by_factor(vectors.values(block.inverses))
+            inverses = block.by_factor(vectors.values(block.inverses))
         sides = [pair[i] for i in range(len(block.sides[0])) for pair in block.sides]
         factors = [
             _factor(label, _array(matrix), damping, side, inverse)

@@ -287,7 +287,7 @@ class KFAC(SecondOrderOptimizer):
         refresh = ops.logical_and(finite, is_due(k, self.inverse_every))
         inverses = ops.cond(
             ops.logical_or(refresh, trial),
-            lambda: self.curvature.damped_inverses(gamma, rows),
+            lambda: self.curvature.damped_inverses(gamma),
             self.curvature.cached_inverses,
         )
 
@@ -310,7 +310,7 @@ class KFAC(SecondOrderOptimizer):
 
         chosen = propose(gamma, inverses)
         if self._tries_gammas(rule):
-            chosen = self._best_gamma(trial, propose, chosen, rows)
+            chosen = self._best_gamma(trial, propose, chosen)
         self.curvature.keep_inverses(chosen.inverses)
         vectors.assign([self.gamma], [chosen.gamma])
 
@@ -357,13 +357,13 @@ class KFAC(SecondOrderOptimizer):
         (gamma,) = vectors.values([self.gamma])
         return damping, ops.where(gamma > 0, gamma, ops.sqrt(damping))
 
-    def _best_gamma(self, due, propose, plain, rows):
+    def _best_gamma(self, due, propose, plain):
         """Compare factored dampings by the quadratic model (thesis, 6.6.6)."""
 
         def trial():
             best = plain
             for gamma in self._damping_rule.gamma_candidates(plain.gamma):
-                inverses = self.curvature.redamped(plain.inverses, gamma, rows)
+                inverses = self.curvature.redamped(plain.inverses, gamma)
                 other = propose(gamma, inverses)
                 better = other.step.predicted < best.step.predicted
                 best = vectors.choose(better, lambda other=other: other, best)
