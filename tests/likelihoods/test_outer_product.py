@@ -151,10 +151,11 @@ def test_verbs_are_those_of_the_outer_product(name):
 @pytest.mark.filterwarnings("ignore:The loss:UserWarning")
 def test_gauss_newton_of_a_coupled_loss_is_its_empirical_fisher(name):
     loss, shape = COUPLED[name]
-    x, y = RNG.normal(size=(N, 4)), RNG.normal(size=shape)
+    # Targets away from 0: their mean is the size of the gradient.
+    x, y = RNG.normal(size=(N, 4)), 3.0 + RNG.normal(size=shape)
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(D)])
     model.compile(loss=loss)
     G = ops.convert_to_numpy(curvature.gauss_newton(model, x, y).to_dense())
     F = ops.convert_to_numpy(curvature.empirical_fisher(model, x, y).to_dense())
     np.testing.assert_allclose(G, F, rtol=1e-4, atol=1e-5 * np.abs(F).max())
-    assert np.abs(F).max() > 1e-4
+    assert np.abs(F).max() > 1e-2
