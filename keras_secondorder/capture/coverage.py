@@ -258,15 +258,14 @@ def check_layers(layer) -> None:
     Raises:
         ValueError: There is one, with trainable weights.
     """
-    if isinstance(layer, _FOREIGN) and layer.trainable_variables:
-        raise ValueError(
-            f"The weights of '{layer.name}' are read by another library than Keras, "
-            f"so their curvature cannot be seen. Received a {type(layer).__name__} "
-            "with trainable weights. Set its `trainable = False`, or write it with "
-            "Keras layers."
-        )
-    for child in sublayers(layer):
-        check_layers(child)
+    for found in all_layers(layer):
+        if isinstance(found, _FOREIGN) and found.trainable_variables:
+            raise ValueError(
+                f"The weights of '{found.name}' are read by another library than "
+                "Keras, so their curvature cannot be seen. Received a "
+                f"{type(found).__name__} with trainable weights. Set its "
+                "`trainable = False`, or write it with Keras layers."
+            )
 
 
 def has_foreign_layers(layer) -> bool:
@@ -286,7 +285,7 @@ def is_built(layer) -> bool:
 
     `Model.build` marks a subclassed model as built, whatever its layers are.
     """
-    return layer.built and all(is_built(child) for child in sublayers(layer))
+    return all(found.built for found in all_layers(layer))
 
 
 def places_of(blocks: list[Block], model) -> list[list[int]]:

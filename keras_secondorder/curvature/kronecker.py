@@ -188,7 +188,7 @@ class KroneckerBlock:
     def systems(self, factors: list, gamma, eta: float) -> tuple:
         """`(matrices, dampings)` whose damped inverses are this block's `inverses`."""
         dampings = self.dampings_of(factors, gamma, eta)
-        before = self.by_factor(vectors.values(self.inverses))
+        before = self.by_factor(vectors.values(self._kept))
         factors = [
             low_rank(factor, old.basis) if isinstance(old, LowRank) else factor
             for factor, old in zip(factors, before, strict=True)

@@ -1,5 +1,6 @@
 """A symmetric matrix as one of low rank plus a multiple of the identity."""
 
+import functools
 from typing import NamedTuple
 
 import numpy as np
@@ -79,8 +80,7 @@ def low_rank(matrix, start) -> LowRank:
         analysis*, equation 8, for that mean.
     """
     d, r = start.shape
-    probe = np.random.default_rng(0).normal(size=(d, r)) * (PROBE / d**0.5)
-    start = start + ops.convert_to_tensor(probe.astype("float32"))
+    start = start + ops.convert_to_tensor(_probe(d, r))
     Y = ops.matmul(matrix, start)
     Q, _ = ops.qr(Y)
     # An input that was always zero has no part in Q; rounding would give it one.
@@ -88,3 +88,9 @@ def low_rank(matrix, start) -> LowRank:
     B = ops.matmul(ops.transpose(Q), ops.matmul(matrix, Q))
     rest = ops.maximum(ops.trace(matrix) - ops.trace(B), 0.0) / (d - r)
     return LowRank.split(Q, 0.5 * (B + ops.transpose(B)), rest)
+
+
+@functools.cache
+def _probe(d: int, r: int):
+    noise = np.random.default_rng(0).normal(size=(d, r))
+    return (noise * (PROBE / d**0.5)).astype("float32")

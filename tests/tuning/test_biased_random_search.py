@@ -246,7 +246,7 @@ def test_tunes_kfac(tmp_path):
         return model
 
     tuner = BiasedRandomSearch(
-        build, "loss", max_trials=2, initial_trials=1, seed=0, directory=tmp_path
+        build, "loss", max_trials=3, initial_trials=1, seed=0, directory=tmp_path
     )
     tuner.search(x, y, batch_size=64, epochs=2, verbose=0)
     assert all(t.status == "COMPLETED" for t in tuner.oracle.trials.values())
