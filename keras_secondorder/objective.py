@@ -17,6 +17,7 @@ from keras_secondorder.likelihoods import (
     check_likelihood,
     gradient_weights,
     likelihood_of,
+    loss_values,
     position_weights,
     read_heads,
 )
@@ -149,9 +150,8 @@ class Objective:
             y_pred, inputs = self._call(self._x, tap)
             h = self._loss(y_pred)
             self._track_loss(h)
-            self.model.compute_metrics(
-                self._x, self._y, y_pred, sample_weight=self._given_weight
-            )
+            given = vectors.copies(self._given_weight)
+            self.model.compute_metrics(self._x, self._y, y_pred, sample_weight=given)
             outputs = self._flat(y_pred)
             weights = self._position_weights(y_pred, outputs) if heads else []
             state = [scope.get_current_value(v) for v in self.state_variables]
@@ -168,7 +168,7 @@ class Objective:
             x=self._x,
             y=self._y,
             y_pred=y_pred,
-            sample_weight=self._sample_weight,
+            sample_weight=vectors.copies(self._sample_weight),
             **self._mode(self.model.compute_loss),
         )
         if loss is None or (self.model.loss is None and not self.model.losses):
@@ -182,9 +182,8 @@ class Objective:
         return [ops.cast(z, self.precision) for z in keras.tree.flatten(y_pred)]
 
     def _position_weights(self, y_pred, outputs):
-        heads = read_heads(
-            self.model, self._y, y_pred, self._sample_weight, self._loss_weights
-        )
+        weights = vectors.copies(self._sample_weight)
+        heads = read_heads(self.model, self._y, y_pred, weights, self._loss_weights)
         self.heads, self.output_count = heads, len(outputs)
         raw = keras.tree.flatten(y_pred)
         return [position_weights(h, outputs[h.output], raw[h.output]) for h in heads]
@@ -335,7 +334,7 @@ class Objective:
             y = head.y if rows is None else ops.take(head.y, rows, axis=0)
 
             def total(primals, tap, head=head, y=y):
-                return [ops.sum(head.loss.call(y, primals[0]))], ()
+                return [ops.sum(loss_values(head.loss, y, primals[0]))], ()
 
             z = outputs[curve.output]
             linear = autodiff.vjp(total, [z], taps=False)

@@ -93,6 +93,14 @@ def take_rows(tree, rows):
     )
 
 
+def copies(tree):
+    """A nest of arrays or tensors with a copy of each; a None stays one.
+
+    On PyTorch, Keras multiplies sample weights by a mask in place.
+    """
+    return keras.tree.map_structure(lambda t: None if t is None else ops.copy(t), tree)
+
+
 def precision_of(tensors: list) -> str:
     """The dtype to compute in: "float64" where a tensor has it, else "float32"."""
     dtypes = {keras.backend.standardize_dtype(t.dtype) for t in tensors}

@@ -15,7 +15,8 @@ def build_loss(model, data) -> None:
     values = [ops.copy(v) for v in vectors.values(before)]
     x, y, sample_weight = next(iter(data))
     with autodiff.no_grad():
-        model.compute_loss(x, y, model(x, training=False), sample_weight)
+        weights = vectors.copies(sample_weight)
+        model.compute_loss(x, y, model(x, training=False), weights)
     if len(model.metrics_variables) == len(before):
         vectors.assign(before, values)
     else:

@@ -34,7 +34,7 @@ def curvature_diagonal(
     added up under random signs, and the square of their sum is unbiased.
 
     Args:
-        objective: The batch; its wrappers are those of `dense_wrappers`.
+        objective: The batch; its wrappers are those of `dense_wrappers`, or more.
         network: `objective.linearize_network(taps=True)`.
         kind: "empirical" or "gauss_newton".
         seed: Python integer.
@@ -63,6 +63,8 @@ def curvature_diagonal(
 
     places = {id(v): i for i, v in enumerate(objective.variables)}
     for index, wrapper in enumerate(objective.wrappers):
+        if type(wrapper) is not DenseWrapper:
+            continue
         calls = zip(inputs.get(index, []), of_wrapper(taps, index), strict=True)
         rows = [(wrapper.input_rows(a), wrapper.gradient_rows(g)) for a, g in calls]
         if len(rows) != 1 or rows[0][0].shape[1] != 1:

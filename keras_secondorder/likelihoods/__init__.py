@@ -15,7 +15,7 @@ from keras_secondorder.likelihoods.heads import (
     read_heads,
 )
 from keras_secondorder.likelihoods.outer_product import OuterProduct
-from keras_secondorder.likelihoods.output_hessian import OutputHessian
+from keras_secondorder.likelihoods.output_hessian import OutputHessian, loss_values
 from keras_secondorder.likelihoods.outputs import (
     Curve,
     curvature_cotangents,
@@ -47,6 +47,7 @@ __all__ = [
     "fisher_gram",
     "gradient_weights",
     "likelihood_of",
+    "loss_values",
     "loss_weights_of",
     "position_weights",
     "read_heads",

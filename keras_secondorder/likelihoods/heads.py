@@ -14,7 +14,7 @@ from keras_secondorder.likelihoods.categorical import Categorical
 from keras_secondorder.likelihoods.examination import is_coupled
 from keras_secondorder.likelihoods.gaussian import Gaussian
 from keras_secondorder.likelihoods.outer_product import OuterProduct
-from keras_secondorder.likelihoods.output_hessian import OutputHessian
+from keras_secondorder.likelihoods.output_hessian import OutputHessian, loss_values
 from keras_secondorder.likelihoods.poisson import Poisson
 
 
@@ -297,12 +297,7 @@ def position_weights(head: Head, z, y_pred):
         Non-negative weights of shape `positions`.
     """
     values = ops.zeros_like(
-        ops.stop_gradient(
-            head.loss.call(
-                ops.convert_to_tensor(head.y, dtype=head.loss.dtype),
-                ops.stop_gradient(z),
-            )
-        )
+        ops.stop_gradient(loss_values(head.loss, head.y, ops.stop_gradient(z)))
     )
     sample_weight = _without_ignored(head, values, y_pred)
 

@@ -6,6 +6,7 @@ from keras import ops
 
 from keras_secondorder import autodiff
 from keras_secondorder.likelihoods.base import Likelihood
+from keras_secondorder.likelihoods.output_hessian import loss_values
 
 
 class OuterProduct(Likelihood):
@@ -35,7 +36,7 @@ class OuterProduct(Likelihood):
 
         def total(primals, tap):
             outputs = ops.reshape(primals[0], self._shape)
-            return [ops.sum(self._loss.call(self._y, outputs))], ()
+            return [ops.sum(loss_values(self._loss, self._y, outputs))], ()
 
         linear = autodiff.vjp(total, [z], taps=False)
         g = ops.stop_gradient(linear.pullback([ops.ones_like(linear.outputs[0])])[0])

@@ -11,6 +11,17 @@ from keras_secondorder.likelihoods.base import Likelihood
 MAX_DENSE_OUTPUTS = 64
 
 
+def loss_values(loss, y, z):
+    """The values of a loss at its positions, before any reduction.
+
+    Args:
+        loss: A Keras loss.
+        y: Targets, of any dtype: as Keras does, they are converted to that of `z`.
+        z: The outputs of the network.
+    """
+    return loss.call(ops.convert_to_tensor(y, dtype=z.dtype), z)
+
+
 class OutputHessian(Likelihood):
     """A loss without a distribution: `H(z)` by autodiff in place of the Fisher matrix.
 
@@ -46,7 +57,8 @@ class OutputHessian(Likelihood):
         shape = ops.shape(z) if self._shape is None else self._shape
 
         def total(primals):
-            return ops.sum(self._loss.call(self._y, ops.reshape(primals[0], shape)))
+            z = ops.reshape(primals[0], shape)
+            return ops.sum(loss_values(self._loss, self._y, z))
 
         return autodiff.hessian_product(total, [z], [v])[0]
 
