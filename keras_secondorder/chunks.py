@@ -6,6 +6,7 @@ from keras import ops
 from keras_secondorder import vectors
 from keras_secondorder.capture import all_layers
 from keras_secondorder.layers import MeanOnlyBatchNormalization
+from keras_secondorder.likelihoods import couples
 
 ADDITIVE = ("sum", "mean", "sum_over_batch_size")
 _COUPLING = (keras.layers.BatchNormalization, MeanOnlyBatchNormalization)
@@ -95,8 +96,8 @@ def loss_and_gradient(objective, size: int) -> tuple:
     def add(carry, chunk, share):
         loss, gradient, state = carry
         chunk.state = [*objective.state[:own], *state[own:]]
-        linear = chunk.linearize(heads=False)
-        check_losses(objective.model, linear.outputs[1:])
+        linear = chunk.linearize()
+        check_losses(chunk, linear.outputs[1:])
         new, _ = chunk.gradient(linear)
         gradient = vectors.axpy(share, new, gradient)
         return loss + share * linear.outputs[0], gradient, linear.aux.state
@@ -124,17 +125,26 @@ def check_chunks(layer) -> None:
             )
 
 
-def check_losses(model, outputs: list) -> None:
+def check_losses(chunk, outputs: list) -> None:
     """Refuse losses that those of the chunks do not add up to.
 
     Args:
-        model: A compiled Keras model.
-        outputs: Its outputs, flattened.
+        chunk: An objective, after its forward pass.
+        outputs: The outputs of its model, flattened.
 
     Raises:
-        ValueError: A loss divides by something that only the whole batch knows: its
-            weights, or its positions that are not masked or ignored.
+        ValueError: A loss compares examples with one another, or divides by something
+            that only the whole batch knows: its weights, or its positions that are not
+            masked or ignored.
     """
+    for head in chunk.heads:
+        if couples(head.loss, head.y, outputs[head.output]):
+            raise ValueError(
+                "In chunks, a loss has to be a sum over the examples or their mean. "
+                f"Received {head.loss}, which compares them with one another. Leave "
+                "`chunk_size` out."
+            )
+    model = chunk.model
     positions = any(len(z.shape) > 2 for z in outputs)
     masked = positions and any(map(_makes_masks, all_layers(model)))
     for given in keras.tree.flatten(model.loss):

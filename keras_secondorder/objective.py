@@ -113,8 +113,8 @@ class Objective:
         """The objective of other data at the same point; `y` may be None.
 
         Without weights of their own, the examples have the mean of this batch's.
-        Where all losses are sums over the batch, the sum is scaled to as many examples
-        as this batch has.
+        Losses that are sums over the batch are scaled to as many examples as this batch
+        has.
         """
         other = copy.copy(self)
         other._x, other._y = x, y
@@ -125,18 +125,27 @@ class Objective:
                 lambda w: None if w is None else ops.mean(ops.cast(w, dtype)) * ones,
                 self._sample_weight,
             )
-        other._given_weight = other._sample_weight = sample_weight
-        if self._sums():
-            share, count = self._share_of(other.examples), other.examples
-            ones = ops.ones((count,)) if sample_weight is None else sample_weight
-            other._sample_weight = keras.tree.map_structure(lambda w: w * share, ones)
+        other._given_weight = sample_weight
+        other._sample_weight = self._with_shares(sample_weight, other.examples)
         return other
 
-    def _sums(self):
-        found = [keras.losses.get(g) for g in keras.tree.flatten(self.model.loss) if g]
-        # A plain function has no reduction of its own: Keras takes the mean.
-        sums = [getattr(loss, "reduction", None) == "sum" for loss in found]
-        return bool(sums) and all(sums)
+    def _with_shares(self, sample_weight, count):
+        """Weights with which sums over `count` examples stand for those of all."""
+        sums = keras.tree.map_structure(_is_sum, self.model.loss)
+        known = {s for s in keras.tree.flatten(sums) if s is not None}
+        if True not in known:
+            return sample_weight
+        share = self._share_of(count)
+
+        def scaled(w, is_sum):
+            w = ops.ones((count,)) if w is None else w
+            return w * share if is_sum else w
+
+        if len(known) == 1:
+            return keras.tree.map_structure(lambda w: scaled(w, True), sample_weight)
+        if not keras.tree.is_nested(sample_weight):  # the same for every loss
+            return keras.tree.map_structure(lambda s: scaled(sample_weight, s), sums)
+        return keras.tree.map_structure(scaled, sample_weight, sums)
 
     def _scope(self, parameters):
         autodiff.set_random_state(self._random)
@@ -390,6 +399,15 @@ class Objective:
 def state_variables(model) -> list:
     """The variables that a forward pass may read or change, parameters apart."""
     return [*model.non_trainable_variables, *model.metrics_variables]
+
+
+def _is_sum(identifier):
+    """Whether a loss adds up its values over the batch; None where there is none."""
+    if identifier is None:
+        return None
+    # A plain function has no reduction of its own: Keras takes the mean.
+    reduction = getattr(keras.losses.get(identifier), "reduction", "mean")
+    return reduction in ("sum", "none", None)
 
 
 def _no_tap(name, tensor):

@@ -75,6 +75,21 @@ def test_pullback_adds_the_outputs_up_and_fills_in_zeros(computed, seed, taps):
     np.testing.assert_array_equal(unused, np.zeros_like(UNUSED))
 
 
+def test_the_shape_of_the_gradient_of_a_table_is_known(computed):
+    def f(table):
+        def total(primals, tap):
+            rows = ops.take(primals[0], ops.convert_to_tensor([1, 1, 2]), axis=0)
+            return [ops.sum(rows**2)], ()
+
+        linear = autodiff.vjp(total, [table])
+        (gradient,) = linear.pullback([ops.ones(())])
+        assert tuple(gradient.shape) == X.shape
+        return gradient
+
+    expected = 2 * X * np.array([[0], [2], [1], [0]])
+    np.testing.assert_allclose(computed(f, X), expected, rtol=RTOL)
+
+
 def test_several_pullbacks_from_one_linearisation(computed):
     def f(*primals):
         linear = autodiff.vjp(network, list(primals))

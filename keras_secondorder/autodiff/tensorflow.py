@@ -74,8 +74,15 @@ def _gradients(tape, outputs, sources, cotangents):
         output_gradients=[c for _, c in given],
         unconnected_gradients=tf.UnconnectedGradients.ZERO,
     )
-    # An embedding's gradient comes as slices; composite tensors are leaves here.
-    return tf.nest.map_structure(tf.convert_to_tensor, gradients)
+
+    def dense(gradient, source):
+        # An embedding's gradient comes as slices, which have lost the static shape.
+        gradient = tf.convert_to_tensor(gradient)
+        gradient.set_shape(source.shape)
+        return gradient
+
+    # Composite tensors are leaves here.
+    return tf.nest.map_structure(dense, gradients, sources)
 
 
 def linearize_gradient(f, primals):

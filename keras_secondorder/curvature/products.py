@@ -143,9 +143,17 @@ def sampled_fisher_products(
 
         return sqrt_cotangents(curves, network.outputs, sampled)
 
+    # A loop, so that what is compiled does not grow with the number of draws.
+    known = [c is not None for c in draw(0)]
+    stacked = iter(
+        ops.map(
+            lambda i: [c for c in draw(i) if c is not None],
+            ops.arange(samples, dtype="int32"),
+        )
+    )
     scale = 1.0 / math.sqrt(samples)
-    drawn = [_scaled(draw(i), scale) for i in range(samples)]
-    return _outer_products(network, drawn, objective.examples)
+    drawn = [next(stacked) * scale if k else None for k in known]
+    return _outer_products(network, drawn, samples, objective.examples)
 
 
 def empirical_fisher_products(objective: Objective, centered: bool = False) -> Products:
@@ -170,7 +178,8 @@ def empirical_fisher_products(objective: Objective, centered: bool = False) -> P
     network = objective.linearize_network()
     curves = objective.curves(network.outputs, network.aux[0], gradient_only=True)
     cotangents = objective.loss_cotangents(network.outputs, curves)
-    products = _outer_products(network, [cotangents], objective.examples)
+    once = [None if c is None else c[None] for c in cotangents]
+    products = _outer_products(network, once, 1, objective.examples)
     if not centered:
         return products
     omega = sum(_example_weights(c.weights, objective.examples) for c in curves)
@@ -192,29 +201,34 @@ def empirical_fisher_products(objective: Objective, centered: bool = False) -> P
     return Products(product, root, products.root_shapes)
 
 
-def _outer_products(network, drawn: list, examples) -> Products:
-    """`sum over draws and examples of s s^T`, `s` the pulled-back cotangent."""
+def _outer_products(network, drawn: list, draws: int, examples) -> Products:
+    """`sum over draws and examples of s s^T`, `s` the pulled-back cotangent.
+
+    Args:
+        network: The linearised network.
+        drawn: Cotangents of each output, the draws as first axis, or None.
+        draws: Number of draws.
+        examples: Number of examples.
+    """
+
+    def spread(numbers, c):
+        return ops.reshape(numbers, (draws, -1, *[1] * (len(c.shape) - 2)))
+
+    def pull(numbers):
+        """Every draw's and example's cotangents times a number of its own, summed."""
+        return network.pullback(
+            [None if c is None else ops.sum(c * spread(numbers, c), 0) for c in drawn]
+        )
 
     def product(v):
-        tangents, total = network.push(v), None
-        for cotangents in drawn:
-            along = sum(
-                _by_example(c * t, examples)
-                for c, t in zip(cotangents, tangents, strict=True)
-                if c is not None
-            )
-            pulled = network.pullback(times_by_example(cotangents, along))
-            total = pulled if total is None else _add(total, pulled)
-        return total
+        along = sum(
+            ops.sum(ops.reshape(c * t, (draws, examples, -1)), axis=-1)
+            for c, t in zip(drawn, network.push(v), strict=True)
+            if c is not None
+        )
+        return pull(along)
 
-    def root(u):
-        total = None
-        for cotangents, signs in zip(drawn, u, strict=True):
-            pulled = network.pullback(times_by_example(cotangents, signs))
-            total = pulled if total is None else _add(total, pulled)
-        return total
-
-    return Products(product, root, ((examples,),) * len(drawn))
+    return Products(product, lambda u: pull(u[0]), ((draws, examples),))
 
 
 def _example_weights(weights, examples):
@@ -234,11 +248,3 @@ def times_by_example(cotangents, numbers):
         None if c is None else c * ops.reshape(numbers, (-1, *[1] * (len(c.shape) - 1)))
         for c in cotangents
     ]
-
-
-def _scaled(cotangents, factor):
-    return [None if c is None else c * factor for c in cotangents]
-
-
-def _add(u, v):
-    return [a + b for a, b in zip(u, v, strict=True)]

@@ -141,10 +141,22 @@ def likelihood_of(
         return known(loss)
     if gradient_only:
         return OutputHessian(loss, y, ops.shape(z))
-    classes = "int" in keras.backend.standardize_dtype(y.dtype)
-    coupled = _is_coupled(loss, _sides(y.shape), _sides(z.shape), classes)
-    made = OuterProduct if coupled else OutputHessian
+    made = OuterProduct if couples(loss, y, z) else OutputHessian
     return made(loss, y, ops.shape(z))
+
+
+def couples(loss: keras.losses.Loss, y, z) -> bool:
+    """Whether a loss couples examples, positions or many outputs of one.
+
+    Args:
+        loss: A Keras loss.
+        y: The targets of the batch.
+        z: The output of the network, shape `(..., D)`.
+    """
+    if _distribution_of(loss) is not None:
+        return False
+    classes = "int" in keras.backend.standardize_dtype(y.dtype)
+    return _is_coupled(loss, _sides(y.shape), _sides(z.shape), classes)
 
 
 def _sides(shape) -> tuple:

@@ -7,6 +7,7 @@ import pytest
 from keras import layers
 
 from keras_secondorder import autodiff
+from keras_secondorder.capture import plan_blocks
 from keras_secondorder.curvature.squared_gradients import (
     curvature_diagonal,
     dense_wrappers,
@@ -26,10 +27,10 @@ def array(tensor):
     return np.array(keras.ops.convert_to_numpy(tensor))
 
 
-def setting(model, x, y, weight):
+def setting(model, x, y, weight, wrappers=dense_wrappers):
     with autodiff.no_grad():
         objective = problems.objective_of(model, x, y, weight)
-        objective.wrappers = dense_wrappers(model)
+        objective.wrappers = wrappers(model)
         return objective, objective.linearize_network(taps=True)
 
 
@@ -100,6 +101,23 @@ def test_gauss_newton_diagonal_of_one_output_is_exact():
     ours = diagonal(objective, network, "gauss_newton")
     for a, e in zip(ours, expected, strict=True):
         np.testing.assert_allclose(a, e, rtol=0, atol=EXACT * e.max())
+
+
+def test_other_layers_may_be_watched():
+    """As they are where a Kronecker preconditioner watches them."""
+    x, y, weight = data((4,), 2)
+    stack = [layers.BatchNormalization(), layers.Reshape((2, 2)), layers.LSTM(2)]
+    model = compiled([*stack, layers.Dense(2)], (4,))
+
+    def every_wrapper(model):
+        return tuple(b.wrapper for b in plan_blocks(model) if b.wrapper is not None)
+
+    settings = [
+        setting(model, x, y, weight, w) for w in (dense_wrappers, every_wrapper)
+    ]
+    right, ours = (diagonal(*s, "gauss_newton") for s in settings)
+    for a, e in zip(ours, right, strict=True):
+        np.testing.assert_allclose(a, e, rtol=1e-4, atol=EXACT * e.max())
 
 
 @pytest.mark.parametrize("kind", ["empirical", "gauss_newton"])

@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+import problems
 import pytest
 from keras import layers, ops
 
@@ -144,3 +145,67 @@ def test_a_compute_loss_of_the_model_s_own_is_said_not_to_be_seen():
     np.testing.assert_allclose(ratio, 10.0, rtol=1e-4)
     with pytest.warns(UserWarning, match="Ten defines its own `compute_loss`"):
         model.compile(optimizer=kso.KFAC(), loss="mse")
+
+
+@pytest.mark.parametrize("kind", ["uint8", "int64", "bool"])
+def test_labels_reach_a_loss_of_the_user_s_as_floats(kind):
+    """As Keras hands them over: 2 y - 1 of a uint8 would wrap around."""
+
+    def logistic(y, z):
+        return ops.mean(ops.softplus(-(2 * y - 1) * z), axis=-1)
+
+    for matrix in (kso.curvature.gauss_newton, kso.curvature.empirical_fisher):
+        right, _ = dense(matrix, X, Y, logistic)
+        ours, _ = dense(matrix, X, Y.astype(kind), logistic)
+        np.testing.assert_allclose(ours, right, atol=1e-6)
+
+
+def test_arrays_reach_a_loss_of_the_user_s_as_tensors():
+    model = keras.Sequential([keras.Input((2,)), layers.Dense(D)])
+    model.compile(kso.KFAC(), lambda y, z: ops.mean((y - z) ** 2, -1))
+    before = model.evaluate(X, Y, verbose=0)
+    for _ in range(5):
+        model.train_on_batch(X, Y.astype("uint8"))
+    assert model.evaluate(X, Y, verbose=0) < before
+
+
+def test_masks_leave_the_weights_as_they_are():
+    """On PyTorch, Keras multiplies weights by a mask in place."""
+    tokens = np.array([[1, 2, 0], [2, 2, 1], [1, 0, 0], [0, 0, 0]])
+    weight = np.arange(1.0, 13.0, dtype="float32").reshape(4, 3)
+    embedding = layers.Embedding(3, 2, mask_zero=True)
+    model = keras.Sequential([keras.Input((3,)), embedding, layers.Dense(D)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(kso.KFAC(), loss, weighted_metrics=["accuracy"])
+    tensors = [ops.convert_to_tensor(t) for t in (tokens, tokens, weight)]
+    for name in ("hessian", "gauss_newton", "empirical_fisher"):
+        matrix = getattr(kso.curvature, name)
+        right = matrix(model, tokens, tokens, weight).to_dense()
+        ours = matrix(model, *tensors)
+        for _ in range(2):
+            np.testing.assert_allclose(*map(as_array, (ours.to_dense(), right)), 1e-5)
+    np.testing.assert_array_equal(as_array(tensors[-1]), weight)
+    model.fit(tokens, tokens, sample_weight=weight, verbose=0)
+
+
+def as_array(tensor):
+    return np.array(ops.convert_to_numpy(tensor))
+
+
+@pytest.mark.parametrize("reductions", [("sum", "sum"), (None, None), ("sum", "mean")])
+def test_a_part_of_the_batch_estimates_the_whole(reductions):
+    """Every row is there four times, so that a quarter of them is exact."""
+    rows = np.repeat(RNG.normal(size=(64, 2)).astype("float32"), 4, axis=0)
+    inputs = keras.Input((2,))
+    heads = {name: layers.Dense(2, name=name)(inputs) for name in "ab"}
+    model = keras.Model(inputs, heads)
+    MSE = keras.losses.MeanSquaredError
+    model.compile(loss=dict(zip("ab", map(MSE, reductions), strict=True)))
+    weights = np.repeat(np.arange(64, dtype="float32"), 4)
+    for weight in (None, weights, {"a": weights, "b": 2 * weights}):
+        y = {"a": rows, "b": 3 * rows}
+        whole = problems.objective_of(model, rows, y, weight)
+        values = [
+            as_array(o.value(whole.parameters)) for o in (whole, whole.part(0.25))
+        ]
+        np.testing.assert_allclose(values[1], values[0], rtol=1e-5)
