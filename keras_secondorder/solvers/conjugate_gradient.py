@@ -68,7 +68,8 @@ def conjugate_gradient(
     Args:
         matvec: x -> B x for a flat x of shape (n,); B is symmetric.
         b: shape (n,), float32 or float64; the result has its dtype. It is minus
-            the gradient when x is a step.
+            the gradient when x is a step. Below a length of 1e-15 in float32 its
+            square is lost, and it counts as zero.
         x0: shape (n,); where to start. Default: zero, which saves one `matvec`.
         preconditioner: r -> M^-1 r for a symmetric positive definite M. Default:
             the identity.

@@ -220,7 +220,7 @@ def inner(u: Any, v: Any) -> Any:
 
 
 def norm(u: Any) -> Any:
-    """Measure the Euclidean length of a flat vector.
+    """Measure the Euclidean length of a flat vector, also where squares overflow.
 
     Args:
         u: shape (n,).
@@ -228,7 +228,11 @@ def norm(u: Any) -> Any:
     Returns:
         The scalar ||u||.
     """
-    return ops.sqrt(inner(u, u))
+    largest = ops.max(ops.abs(u))
+    usable = ops.isfinite(largest) & (largest > 0)
+    unit = ops.where(usable, largest, ops.ones_like(largest))
+    u = u / unit
+    return unit * ops.sqrt(inner(u, u))
 
 
 def project_out(w: Any, Q: Any) -> Any:

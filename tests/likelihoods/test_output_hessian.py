@@ -122,7 +122,7 @@ def test_square_root(case):
 def test_random_square_root_has_the_hessian_as_second_moment(case):
     likelihood, H, z = case
     random = CounterSeed(0, ops.convert_to_tensor(0, dtype="int32"))
-    many = OutputHessian(_Repeated(likelihood, DRAWS), None)
+    many = OutputHessian(_Repeated(likelihood._loss, DRAWS), likelihood._y)
     s = many.sampled_sqrt(tensor(np.broadcast_to(z, (DRAWS, N, D))), random)
     s = ops.convert_to_numpy(s).astype(float)
     moments = s[..., :, None] * s[..., None, :]
@@ -134,12 +134,11 @@ def test_random_square_root_has_the_hessian_as_second_moment(case):
 class _Repeated:
     """The loss at the same targets for many copies of the outputs."""
 
-    def __init__(self, likelihood, copies):
-        self._inner, self._copies = likelihood, copies
+    def __init__(self, loss, copies):
+        self._loss, self._copies = loss, copies
 
     def call(self, y, z):
-        y = ops.broadcast_to(self._inner._y, (self._copies, N, D))
-        return self._inner._loss.call(y, z)
+        return self._loss.call(ops.broadcast_to(y, (self._copies, N, D)), z)
 
 
 @pytest.mark.parametrize("y_dtype", ["int32", "float32"])

@@ -145,7 +145,7 @@ def test_means_over_what_is_not_masked_are_refused(loss):
         model.train_on_batch(x, y)
 
 
-@pytest.mark.parametrize("loss", [K.Dice(), K.Circle()])
+@pytest.mark.parametrize("loss", [K.Dice(), K.Tversky()])
 @pytest.mark.filterwarnings("ignore:The loss '.*' couples")
 def test_losses_that_compare_examples_are_refused(loss):
     model = network()

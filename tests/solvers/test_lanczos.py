@@ -130,6 +130,15 @@ def test_more_steps_than_dimensions(product, tensor):
     np.testing.assert_allclose(value(pairs.values)[:4], eigenvalues, atol=SINGLE)
 
 
+@pytest.mark.parametrize("scale", [1e-30, 1e30])
+def test_a_scale_whose_squares_are_no_float32(product, tensor, scale):
+    expected = np.arange(1.0, 6.0)
+    A = np.diag(scale * expected)
+    found = ritz_pairs(lanczos(product(A), tensor(np.ones(5)), 5))
+    values = ops.convert_to_numpy(found.values) / scale
+    np.testing.assert_allclose(values, expected, rtol=1e-4)
+
+
 def test_one_step_is_the_rayleigh_quotient(product, tensor):
     A, _, v0 = symmetric(np.linspace(-5, 10, 30), seed=6)
     pairs = ritz_pairs(lanczos(product(A), tensor(v0), 1))

@@ -287,6 +287,13 @@ def test_single_precision(product, tensor):
     assert error(found.x, shortest(A, b)) < 3e-3
 
 
+@pytest.mark.parametrize("scales", [(1e-30, 1.0), (1e25, 1.0), (1.0, 1e-30)])
+def test_scales_whose_squares_are_no_float32(product, tensor, scales):
+    A, b = system("regular", 20, 10.0, seed=8)
+    x = value(minres_qlp(product(scales[0] * A), tensor(scales[1] * b)).x)
+    assert error(x / scales[1] * scales[0], np.linalg.solve(A, b)) < SINGLE
+
+
 def test_compiled_equals_eager(product, tensor, compiled, assert_same):
     A, b = system("regular", 20, 10.0, seed=14)
     M_inverse = product(np.diag(np.linspace(0.5, 2, 20)))
