@@ -141,15 +141,17 @@ def check_momentum(momentum: float) -> None:
         )
 
 
-def check_damping(damping, zero: bool = False) -> None:
-    """Refuse what is no damping.
+def check_damping(damping, shared: dict, zero: bool = False) -> None:
+    """Refuse what is no damping, or one that cannot be adapted.
 
     Args:
         damping: A positive number, a schedule, a rule, or "auto".
+        shared: Keras's shared arguments.
         zero: Whether it may be 0.
 
     Raises:
-        ValueError: It is a number below that, or something else.
+        ValueError: It is a number below that, or something else; a rule would measure
+            steps that are not made.
     """
     schedule = keras.optimizers.schedules.LearningRateSchedule
     number = _is_number(damping)
@@ -159,6 +161,14 @@ def check_damping(damping, zero: bool = False) -> None:
         raise ValueError(
             "`damping` must be a number, a schedule, an `AdaptiveDamping` object or "
             f"'auto'. Received damping={damping!r}."
+        )
+    accumulated = shared.get("gradient_accumulation_steps")
+    if accumulated and (damping == "auto" or isinstance(damping, AdaptiveDamping)):
+        raise ValueError(
+            "Damping is adapted to what a step does to the loss, and the steps of "
+            "single batches are not made where their directions are averaged. Received "
+            f"gradient_accumulation_steps={accumulated} with damping={damping!r}. "
+            "Pass a number or a schedule as `damping`, or train on larger batches."
         )
     if number:
         (check_at_least if zero else check_range)("damping", damping, 0)

@@ -139,6 +139,8 @@ def test_metric_data_weigh_as_much_as_the_batch():
         (kso.HessianFree, {"selection_fraction": None}, "selection_fraction=None"),
         (kso.HessianFree, {"damping": [1.0]}, r"Received damping=\[1.0\]"),
         (kso.HessianFree, {"structural_layers": ["a"]}, "structural_damping=0"),
+        (kso.HessianFree, {"structural_layers": "a"}, "is a list of names"),
+        (kso.HessianFree, {"learning_rate": np.inf}, "above 0 and finite. Received"),
         (kso.HessianFree, {"curvature_fraction": 1.5}, "and at most 1. Received"),
         (
             kso.HessianFree,
@@ -159,6 +161,13 @@ def test_metric_data_weigh_as_much_as_the_batch():
             kso.NaturalGradient,
             {"metric_data": (np.ones((3, 2)), np.ones((4, 2)))},
             "as many rows",
+        ),
+        *(
+            (make, {"gradient_accumulation_steps": 2}, "steps of single batches are")
+            for make in (
+                *(kso.HessianFree, kso.NaturalGradient, kso.TONGA, kso.KFAC),
+                *(kso.Newton, kso.LevenbergMarquardt),
+            )
         ),
     ],
     ids=str,
