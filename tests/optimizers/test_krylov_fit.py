@@ -155,6 +155,8 @@ def test_metric_data_weigh_as_much_as_the_batch():
         (kso.KrylovSubspaceDescent, {"basis_size": 0}, "must be an integer"),
         (kso.KrylovSubspaceDescent, {"learning_rate": -1}, "Received learning_rate=-1"),
         (kso.NaturalGradient, {"metric_data": np.ones((0, 2))}, "has no examples"),
+        (kso.NaturalGradient, {"metric_data": "abc"}, "Received 'abc' among them"),
+        (kso.NaturalGradient, {"metric_data": np.ones(())}, "an axis of rows"),
         (kso.NaturalGradient, {"metric_data": []}, "`metric_data` is empty"),
         (kso.NaturalGradient, {"metric_data": np.full((3, 2), np.nan)}, "finite"),
         (
@@ -175,6 +177,13 @@ def test_metric_data_weigh_as_much_as_the_batch():
 def test_wrong_arguments(make, arguments, message):
     with pytest.raises(ValueError, match=message):
         make(**arguments)
+
+
+def test_batches_of_metric_data_are_joined():
+    x, y = examples(6)
+    optimizer = kso.NaturalGradient(metric_data=[(x[:2], y[:2]), (x[2:], y[2:])])
+    for ours, right in zip(optimizer.metric_data, (x, y), strict=True):
+        np.testing.assert_array_equal(ours, right)
 
 
 @pytest.mark.parametrize("kind", ["hf", "ng", "ksd"])
