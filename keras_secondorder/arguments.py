@@ -1,5 +1,6 @@
 """Messages about wrong constructor arguments, the same for every optimizer."""
 
+import math
 import numbers
 
 import keras
@@ -55,11 +56,11 @@ def check_range(name: str, value, above: float, most: float | None = None) -> No
         most: The value must not be larger than this, None for no bound.
 
     Raises:
-        ValueError: It lies outside.
+        ValueError: It lies outside, or is no finite number.
     """
-    within = _is_number(value) and above < value
+    within = _is_finite(value) and above < value
     if not within or (most is not None and value > most):
-        bound = "" if most is None else f" and at most {most}"
+        bound = _upper_bound(value, most)
         raise ValueError(
             f"`{name}` must be above {above}{bound}. Received {name}={value!r}."
         )
@@ -86,6 +87,16 @@ def check_count(name: str, value, least: int = 1) -> None:
 
 def _is_number(value) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def _is_finite(value) -> bool:
+    return _is_number(value) and math.isfinite(value)
+
+
+def _upper_bound(value, most: float | None) -> str:
+    if most is not None:
+        return f" and at most {most}"
+    return " and finite" if value == math.inf else ""
 
 
 def check_rates(learning_rate, momentum) -> None:
@@ -130,15 +141,17 @@ def check_momentum(momentum: float) -> None:
         )
 
 
-def check_damping(damping, zero: bool = False) -> None:
-    """Refuse what is no damping.
+def check_damping(damping, shared: dict, zero: bool = False) -> None:
+    """Refuse what is no damping, or one that cannot be adapted.
 
     Args:
         damping: A positive number, a schedule, a rule, or "auto".
+        shared: Keras's shared arguments.
         zero: Whether it may be 0.
 
     Raises:
-        ValueError: It is a number below that, or something else.
+        ValueError: It is a number below that, or something else; a rule would measure
+            steps that are not made.
     """
     schedule = keras.optimizers.schedules.LearningRateSchedule
     number = _is_number(damping)
@@ -148,6 +161,14 @@ def check_damping(damping, zero: bool = False) -> None:
         raise ValueError(
             "`damping` must be a number, a schedule, an `AdaptiveDamping` object or "
             f"'auto'. Received damping={damping!r}."
+        )
+    accumulated = shared.get("gradient_accumulation_steps")
+    if accumulated and (damping == "auto" or isinstance(damping, AdaptiveDamping)):
+        raise ValueError(
+            "Damping is adapted to what a step does to the loss, and the steps of "
+            "single batches are not made where their directions are averaged. Received "
+            f"gradient_accumulation_steps={accumulated} with damping={damping!r}. "
+            "Pass a number or a schedule as `damping`, or train on larger batches."
         )
     if number:
         (check_at_least if zero else check_range)("damping", damping, 0)
@@ -163,11 +184,11 @@ def check_at_least(name: str, value, least: float, most: float | None = None) ->
         most: The value must not be larger than this, None for no bound.
 
     Raises:
-        ValueError: It lies outside, or is not a number.
+        ValueError: It lies outside, or is no finite number.
     """
-    within = _is_number(value) and value >= least
+    within = _is_finite(value) and value >= least
     if not within or (most is not None and value > most):
-        bound = "" if most is None else f" and at most {most}"
+        bound = _upper_bound(value, most)
         raise ValueError(
             f"`{name}` must be at least {least}{bound}. Received {name}={value!r}."
         )

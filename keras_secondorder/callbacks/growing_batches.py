@@ -4,7 +4,10 @@ import itertools
 import math
 from collections.abc import Iterator
 
+import keras
 import numpy as np
+
+from keras_secondorder.arguments import check_count, check_range
 
 
 def growing_batches(
@@ -27,9 +30,9 @@ def growing_batches(
     rounded down, and the whole set.
 
     Args:
-        x: Inputs, an array.
-        y: Targets, an array, or None.
-        sample_weight: Weights, an array, or None.
+        x: Inputs, an array, or a list, tuple or dictionary of arrays, as for `fit`.
+        y: Targets, the same, or None.
+        sample_weight: Weights, the same, or None.
         first: `m_1`, the first size.
         growth: `b`, the steps in which the size grows by a factor of e.
         seed: Seed of the orders.
@@ -38,7 +41,8 @@ def growing_batches(
         An iterator over `(x,)`, `(x, y)` or `(x, y, sample_weight)`.
 
     Raises:
-        ValueError: `first` or `growth` is not positive; the lengths differ.
+        ValueError: A number is outside its range; something is no array, the lengths
+            differ, or there are no rows.
 
     Example:
         >>> import itertools, numpy as np
@@ -50,21 +54,25 @@ def growing_batches(
     References:
         Martens (2016), thesis, section 6.13; the rounding is ours.
     """
-    if first < 1 or growth <= 0:
-        raise ValueError(
-            "`first` must be at least 1 and `growth` positive. "
-            f"Received first={first}, growth={growth}."
-        )
+    check_count("first", first)
+    check_range("growth", growth, 0)
+    check_count("seed", seed, least=0)
     arrays = [x, y, sample_weight]
     while arrays[-1] is None:
         arrays.pop()
-    lengths = {len(a) for a in arrays if a is not None}
-    if len(lengths) != 1:
+    leaves = [a for a in keras.tree.flatten(arrays) if a is not None]
+    if not all(getattr(a, "shape", ()) for a in leaves):
         raise ValueError(
-            "Inputs, targets and weights must have as many rows as each other. "
-            f"Received the lengths {sorted(lengths)}."
+            "Inputs, targets and weights must be arrays with an axis of rows, or lists "
+            f"or dictionaries of them. Received {[type(a).__name__ for a in leaves]}."
         )
-    return _batches(arrays, lengths.pop(), first, growth, seed)
+    lengths = {len(a) for a in leaves}
+    if len(lengths) != 1 or lengths == {0}:
+        raise ValueError(
+            "Inputs, targets and weights must have as many rows as each other, and at "
+            f"least one. Received the lengths {sorted(lengths)}."
+        )
+    return _batches(tuple(arrays), lengths.pop(), first, growth, seed)
 
 
 def _batches(arrays, rows, first, growth, seed):
@@ -75,7 +83,13 @@ def _batches(arrays, rows, first, growth, seed):
         while len(waiting) < size:
             waiting = np.concatenate([waiting, random.permutation(rows)])
         chosen, waiting = waiting[:size], waiting[size:]
-        yield tuple(None if a is None else np.asarray(a)[chosen] for a in arrays)
+        yield _rows(arrays, chosen)
+
+
+def _rows(arrays, chosen):
+    return keras.tree.map_structure(
+        lambda a: None if a is None else np.asarray(a)[chosen], arrays
+    )
 
 
 def _size(step, first, growth, rows) -> int:

@@ -2,6 +2,7 @@
 
 import keras
 
+from keras_secondorder.arguments import check_count, check_range
 from keras_secondorder.layers import rewhiten
 
 
@@ -17,7 +18,8 @@ class Rewhitening(keras.callbacks.Callback):
         epsilon: See `WhitenedDense.set_whitening`.
 
     Raises:
-        ValueError: `every` is below 1; `fit` is given a model without such layers.
+        ValueError: A number outside its range; `fit` is given a model without such
+            layers.
 
     References:
         Desjardins, Simonyan, Pascanu & Kavukcuoglu (2015), algorithm 1; George (2017),
@@ -26,8 +28,8 @@ class Rewhitening(keras.callbacks.Callback):
 
     def __init__(self, x, every: int = 100, epsilon: float = 0.1):
         super().__init__()
-        if every < 1:
-            raise ValueError(f"`every` counts batches and must be at least 1: {every}.")
+        check_count("every", every)
+        check_range("epsilon", epsilon, 0)
         self.x = x
         self.every = every
         self.epsilon = epsilon

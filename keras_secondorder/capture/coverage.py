@@ -196,7 +196,8 @@ def _find_wrappers(model):
     wrappers, reasons, seen = [], {}, set()
 
     def visit(layer, against):
-        if id(layer) in seen:
+        # A layer that `call` never uses is not built: nothing to look at, nor to train.
+        if id(layer) in seen or not layer.trainable_variables:
             return
         seen.add(id(layer))
         wrapper, reason = _wrap(layer, against)

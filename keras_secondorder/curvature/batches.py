@@ -19,11 +19,13 @@ class Batches:
         labelled: Whether targets are passed on.
 
     Raises:
-        ValueError: The data cannot be read more than once, has no batches, or lacks
-            targets that a loss needs.
+        ValueError: The data cannot be read more than once, has no batches, is made of
+            something else than arrays, or lacks targets that a loss needs.
     """
 
     def __init__(self, model, x, y, sample_weight, labelled=True):
+        if x is None:
+            raise ValueError("There are no inputs. Received x=None. Pass an array.")
         self.single = y is not None or _is_batch(model, x)
         if isinstance(x, tuple) and not self.single:
             raise ValueError(
@@ -90,7 +92,14 @@ def _is_batch(model, x) -> bool:
 
 
 def _as_tensor(value: Any):
-    if value is None or keras.ops.is_tensor(value):
+    if value is None:
+        return None
+    if not getattr(value, "shape", ()):
+        raise ValueError(
+            "Inputs, targets and weights are arrays with an axis of rows. Received "
+            f"{value!r} among them. Make arrays of lists of numbers, by `np.array`."
+        )
+    if keras.ops.is_tensor(value):
         return value
     array = np.array(value)  # a copy, which nobody else changes
     if array.dtype.kind == "f":

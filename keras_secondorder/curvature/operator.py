@@ -102,7 +102,13 @@ class LinearOperator:
         return self * -1.0
 
     def damped(self, lam: float) -> "LinearOperator":
-        """`A + lam I`."""
+        """`A + lam I`.
+
+        Raises:
+            ValueError: `lam` is not finite.
+        """
+        if not math.isfinite(lam):
+            raise ValueError(f"Damping must be finite. Received lam={lam}.")
         return Sum([(1.0, self)], lam)
 
     # --- the whole matrix ----------------------------------------------------------
@@ -287,11 +293,14 @@ class LinearOperator:
             )
         if int(solution.status) not in SOLVED:
             relative = float(solution.residual_norm) / float(_norm(columns[0]))
+            advice = "A singular matrix needs `damping`, or method='minres_qlp'."
+            if int(solution.status) == Status.NON_FINITE:
+                advice = "Damping does not help: look for NaN in `b` and the products."
             warnings.warn(
                 f"The system is not solved to its tolerance after "
                 f"{int(solution.iterations)} iterations, with a residual "
-                f"{relative:.3g} times that of x = 0. {describe(solution.status)} A "
-                "singular matrix needs `damping`, or method='minres_qlp'.",
+                f"{relative:.3g} times that of x = 0. {describe(solution.status)} "
+                f"{advice}",
                 stacklevel=2,
             )
         return solution._replace(x=rebuild([solution.x]))

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from keras import ops
 
+from keras_secondorder.arguments import check_count
 from keras_secondorder.solvers import Status, lanczos, ritz_pairs
 from keras_secondorder.solvers.result import project_out
 
@@ -100,10 +101,13 @@ def lanczos_eigenpairs(
         max_products: Most products to spend.
 
     Raises:
-        ValueError: `k` is not between 1 and `P`, or a product is not finite.
+        ValueError: `k` is not between 1 and `P`, `max_products` counts nothing, or a
+            product is not finite.
     """
     size = start.shape[0]
-    if not 1 <= k <= size:
+    check_count("k", k)
+    check_count("max_products", max_products)
+    if k > size:
         raise ValueError(
             f"`k` must lie between 1 and {size}, the size of the matrix. "
             f"Received k={k}."

@@ -1,7 +1,11 @@
 """Batch normalisation that takes out the mean and leaves the scale."""
 
+import numbers
+
 import keras
 from keras import ops
+
+from keras_secondorder.arguments import check_at_least
 
 
 @keras.saving.register_keras_serializable(package="keras_secondorder")
@@ -18,8 +22,12 @@ class MeanOnlyBatchNormalization(keras.layers.Layer):
 
     Args:
         axis: The axis of the features; the mean is over all others.
-        momentum: Weight of the past in the moving mean.
+        momentum: Weight of the past in the moving mean, in [0, 1].
         **kwargs: Those of every Keras layer.
+
+    Raises:
+        ValueError: `momentum` is outside its range; the input has no such axis, or one
+            of unknown size.
 
     Example:
         >>> import numpy as np
@@ -35,6 +43,7 @@ class MeanOnlyBatchNormalization(keras.layers.Layer):
     """
 
     def __init__(self, axis: int = -1, momentum: float = 0.99, **kwargs):
+        check_at_least("momentum", momentum, 0, 1)
         super().__init__(**kwargs)
         self.axis = axis
         self.momentum = momentum
@@ -42,11 +51,13 @@ class MeanOnlyBatchNormalization(keras.layers.Layer):
 
     def build(self, input_shape):
         """Create the shift and the moving mean."""
-        size = input_shape[self.axis]
+        rank = len(input_shape)
+        there = isinstance(self.axis, numbers.Integral) and -rank <= self.axis < rank
+        size = input_shape[self.axis] if there else None
         if size is None:
             raise ValueError(
-                f"The axis of the features must have a known size. Received the input "
-                f"shape {input_shape} with axis={self.axis}. Choose another axis."
+                "`axis` must be one axis of the input and have a known size. Received "
+                f"the input shape {input_shape} with axis={self.axis}. Choose another."
             )
         self.beta = self.add_weight(shape=(size,), initializer="zeros", name="beta")
         self.moving_mean = self.add_weight(
@@ -64,8 +75,8 @@ class MeanOnlyBatchNormalization(keras.layers.Layer):
             mean = _mean(x, [i for i in range(rank) if i != axis], mask)
             past = self.momentum * ops.convert_to_tensor(self.moving_mean)
             self.moving_mean.assign(past + (1 - self.momentum) * mean)
-        shift = ops.cast(ops.convert_to_tensor(self.beta) - mean, inputs.dtype)
-        return inputs + ops.reshape(shift, shape)
+        shift = ops.cast(ops.convert_to_tensor(self.beta) - mean, self.compute_dtype)
+        return ops.cast(inputs, self.compute_dtype) + ops.reshape(shift, shape)
 
     def compute_output_shape(self, input_shape):
         """That of the input."""
@@ -83,4 +94,5 @@ def _mean(x, axes, mask):
     weight = ops.cast(mask, x.dtype)
     weight = ops.reshape(weight, (*ops.shape(weight), *[1] * (len(x.shape) - 2)))
     weight = ops.broadcast_to(weight, ops.shape(x))
-    return ops.sum(x * weight, axis=axes) / ops.maximum(ops.sum(weight, axis=axes), 1)
+    x = ops.where(weight > 0, x, ops.zeros_like(x))
+    return ops.sum(x, axis=axes) / ops.maximum(ops.sum(weight, axis=axes), 1)

@@ -6,6 +6,8 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_secondorder.arguments import check_range
+
 
 class WhitenedLayer:
     """Base class, before the Keras layer with a kernel whose rows see the inputs.
@@ -58,18 +60,26 @@ class WhitenedLayer:
                 their mean.
 
         Raises:
-            ValueError: The layer has no bias, so that no other mean is possible;
-                `epsilon` is not positive, or the statistics are not finite.
+            ValueError: The layer has no bias, so that no other mean is possible, or
+                LoRA is enabled; `epsilon` is not positive, or the statistics are not
+                finite.
         """
         if not self.use_bias:
             raise ValueError(
                 f"The mean moves into the bias. The layer '{self.name}' has none. "
                 "Build it with use_bias=True."
             )
-        if not epsilon > 0 or not np.isfinite(covariance).all():
+        if self.lora_enabled:
             raise ValueError(
-                "`epsilon` must be above 0 and the inputs finite, and there must be "
-                f"some. Received epsilon={epsilon} for the layer '{self.name}'."
+                "Whitening changes the kernel. Received the layer "
+                f"'{self.name}' with LoRA enabled, whose kernel is not to change. "
+                "Whiten before `enable_lora`."
+            )
+        check_range("epsilon", epsilon, 0)
+        if not np.isfinite(covariance).all():
+            raise ValueError(
+                "The inputs must be finite, and there must be some. Received others "
+                f"for the layer '{self.name}'."
             )
         K, b = self.effective()
         rows = K.reshape(-1, K.shape[-1])

@@ -29,8 +29,8 @@ def whiten(model: keras.Model) -> keras.Model:
     """A model of the same function with whitened layers.
 
     `WhitenedDense`, `WhitenedConv1D`, `WhitenedConv2D` and `WhitenedConv3D` take the
-    place of the plain layers. Those without a bias, with groups or with LoRA stay as
-    they are, as do subclasses and layers inside of other layers and models.
+    place of the plain layers. Those without a bias, with groups, with LoRA or quantized
+    stay as they are, as do subclasses and layers inside of other layers and models.
 
     Args:
         model: A built Sequential or functional model; its weights are copied.
@@ -42,7 +42,7 @@ def whiten(model: keras.Model) -> keras.Model:
     Raises:
         ValueError: It is neither, or not built.
     """
-    if not isinstance(model, keras.Sequential | keras.Model) or not model.built:
+    if not getattr(model, "inputs", None):
         raise ValueError(
             "`whiten` takes a built Sequential or functional model. "
             f"Received {model!r}. Build it first."
@@ -50,10 +50,7 @@ def whiten(model: keras.Model) -> keras.Model:
 
     def convert(layer):
         kind = type(layer)
-        plain = getattr(layer, "groups", 1) == 1 and not getattr(
-            layer, "lora_enabled", False
-        )
-        if kind in WHITENED and layer.use_bias and plain:
+        if kind in WHITENED and layer.use_bias and _has_plain_kernel(layer):
             kind = WHITENED[kind]
         return kind.from_config(layer.get_config())
 
@@ -65,6 +62,11 @@ def whiten(model: keras.Model) -> keras.Model:
         else:
             layer.set_weights(old.get_weights())
     return new
+
+
+def _has_plain_kernel(layer) -> bool:
+    adapted = layer.lora_enabled or getattr(layer, "quantization_mode", None)
+    return not adapted and getattr(layer, "groups", 1) == 1
 
 
 def rewhiten(model: keras.Model, x, epsilon: float = 0.1) -> None:
@@ -79,7 +81,8 @@ def rewhiten(model: keras.Model, x, epsilon: float = 0.1) -> None:
         epsilon: See `WhitenedDense.set_whitening`.
 
     Raises:
-        ValueError: It has no such layer.
+        ValueError: It has no such layer, or one with LoRA; there are no inputs, or some
+            are not finite.
 
     Example:
         >>> import keras, numpy as np
@@ -117,7 +120,7 @@ def rewhiten(model: keras.Model, x, epsilon: float = 0.1) -> None:
 
 
 def _moments(layer, inputs) -> tuple:
-    """The mean and the covariance of what a layer saw, in float64."""
+    """The mean and the covariance of what a layer saw, in float64; NaN of nothing."""
     count = total = square = 0
     origin = None
     for h in inputs:
@@ -129,6 +132,8 @@ def _moments(layer, inputs) -> tuple:
             rows = rows - origin
             count, total = count + len(rows), total + rows.sum(0)
             square = square + rows.T @ rows
+    if not count:
+        return np.nan, np.nan
     mean = total / count
     return origin + mean, square / count - np.outer(mean, mean)
 

@@ -67,7 +67,7 @@ class DenseNewton(FlatOptimizer):
     auto_damping = AdaptiveDamping(None, 1, 0.5, 1e-12, gamma_every=None)
 
     def __init__(self, learning_rate, damping, trials, **kwargs):
-        check_damping(damping, zero=True)
+        check_damping(damping, kwargs, zero=True)
         check_count("trials", trials)
         super().__init__(learning_rate, **kwargs)
         self.damping = damping

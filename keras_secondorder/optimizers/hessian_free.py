@@ -141,6 +141,11 @@ class HessianFree(TruncatedNewton):
                 f"structural_damping={structural_damping} with curvature='hessian'. "
                 "Use curvature='gauss_newton'."
             )
+        if isinstance(structural_layers, str):
+            raise ValueError(
+                "`structural_layers` is a list of names. Received "
+                f"structural_layers={structural_layers!r}. Put it into a list."
+            )
         if structural_layers and not structural_damping:
             raise ValueError(
                 "`structural_layers` names the layers that structural damping acts on. "

@@ -167,7 +167,7 @@ class KFAC(SecondOrderOptimizer):
         ):
             if isinstance(value, int | float):
                 check_range(name, value, 0, most)
-        check_damping(damping)
+        check_damping(damping, kwargs)
         super().__init__(1.0 if adaptive else learning_rate, **kwargs)
         self.adaptive = adaptive
         self.momentum = momentum

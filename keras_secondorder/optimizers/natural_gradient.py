@@ -47,8 +47,8 @@ class NaturalGradient(TruncatedNewton):
         metric: "fisher", or "covariance" for the centred covariance of the gradients
             of single examples, which needs labels.
         metric_data: What `G` is measured on: None for the batch itself; an array of
-            inputs, labelled or not; `(x, y)`; or a data set of them, which is read
-            once. It is not saved with the model.
+            inputs, labelled or not; `(x, y)`; or a data set or a list of such tuples,
+            which is read once. It is not saved with the model.
         metric_rows: Examples drawn from `metric_data` for each step, with replacement;
             all of them where there are no more.
         solver: "minres_qlp" or "cg".
@@ -248,10 +248,17 @@ def _pair(data) -> tuple:
 def _as_array(value):
     if value is None:
         return None
+    if not getattr(value, "shape", ()):
+        raise ValueError(
+            "`metric_data` must be arrays with an axis of rows, `(x, y)`, or batches "
+            f"of them. Received {value!r} among them."
+        )
     array = np.asarray(ops.convert_to_numpy(value))
     floating = array.dtype.kind == "f"
     return array.astype(keras.config.floatx()) if floating else array
 
 
 def _is_dataset(data) -> bool:
-    return not isinstance(data, list | tuple | dict) and not hasattr(data, "shape")
+    if isinstance(data, list):
+        return bool(data) and all(isinstance(batch, tuple) for batch in data)
+    return not isinstance(data, tuple | dict | str) and not hasattr(data, "shape")

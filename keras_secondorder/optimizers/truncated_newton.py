@@ -59,7 +59,7 @@ class TruncatedNewton(FlatOptimizer):
 
     def __init__(self, learning_rate, damping, selection_fraction, **kwargs):
         check_range("selection_fraction", selection_fraction, 0, 1)
-        check_damping(damping)
+        check_damping(damping, kwargs)
         super().__init__(learning_rate, **kwargs)
         self.damping = damping
         self.selection_fraction = selection_fraction

@@ -12,6 +12,7 @@ from keras_secondorder.solvers.result import (
     Solution,
     Status,
     as_flat_vector,
+    check_iterations,
     inner,
     larger,
     norm,
@@ -85,8 +86,8 @@ def conjugate_gradient(
         A `Solution`, whose `iterates` holds the kept iterates, the last included.
 
     Raises:
-        ValueError: `b` is not a flat float32 or float64 vector, or
-            `backtrack_base` is not above 1.
+        ValueError: `b` is not a flat float32 or float64 vector, `x0` has another
+            shape, `max_iterations` is no integer, or `backtrack_base` is not above 1.
 
     Example:
         >>> import numpy as np
@@ -111,6 +112,7 @@ def conjugate_gradient(
             "`backtrack_base` must be above 1, so that fewer and fewer iterates are "
             f"kept. Received {backtrack_base}. Use 1.3 for the thesis's choice."
         )
+    check_iterations(max_iterations)
     b, dtype, machine_epsilon = as_flat_vector(b, "b")
     multiply = _detached(matvec, dtype)
     precondition = _detached(preconditioner or (lambda r: r), dtype)
@@ -127,6 +129,11 @@ def conjugate_gradient(
         x0, r0 = ops.zeros_like(b), -b
     else:
         x0 = ops.stop_gradient(ops.convert_to_tensor(x0, dtype=dtype))
+        if x0.shape != b.shape:
+            raise ValueError(
+                "`x0` must be a vector like `b`. Received the shapes "
+                f"{tuple(x0.shape)} and {tuple(b.shape)}."
+            )
         r0 = multiply(x0) - b
     y0 = precondition(r0)
     rho0, q0, residual_norm0 = inner(r0, y0), 0.5 * inner(r0 - b, x0), norm(r0)

@@ -11,6 +11,7 @@ from keras_secondorder.solvers.result import (
     Solution,
     Status,
     as_flat_vector,
+    check_iterations,
     divide,
     hypot,
     inner,
@@ -174,6 +175,7 @@ def minres_qlp(
         trancond=scalar(trancond, machine_epsilon**-0.5),
     )
     max_iterations = 4 * b.shape[0] if max_iterations is None else max_iterations
+    check_iterations(max_iterations)
     shift = scalar(shift, 0.0)
 
     def multiply(u: Any) -> Any:

@@ -1,6 +1,7 @@
 """What a solver hands back, why it stopped, and what to do about it."""
 
 import enum
+import numbers
 from typing import Any, NamedTuple
 
 import keras
@@ -200,6 +201,22 @@ def as_flat_vector(b: Any, name: str) -> tuple[Any, str, float]:
             "Flatten it, and cast half precision to float32."
         )
     return b, dtype, float(np.finfo(dtype).eps)
+
+
+def check_iterations(max_iterations: Any) -> None:
+    """Refuse a limit that counts no iterations.
+
+    Args:
+        max_iterations: what the user passed.
+
+    Raises:
+        ValueError: It is no integer of at least 0.
+    """
+    if not isinstance(max_iterations, numbers.Integral) or max_iterations < 0:
+        raise ValueError(
+            "`max_iterations` must be an integer of at least 0. "
+            f"Received max_iterations={max_iterations!r}."
+        )
 
 
 # Arithmetic that the solvers share. `ops.maximum`, `ops.dot` and `ops.matmul` are

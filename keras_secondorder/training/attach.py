@@ -129,7 +129,7 @@ def coverage(model, approximation: str | None = None) -> Coverage:
         if hasattr(optimizer, name)
     }
     rank = getattr(optimizer, "rank", None)
-    if not is_built(model):
+    if not model.built or not (model.variables or is_built(model)):
         raise ValueError(
             f"The model '{model.name}' has no variables yet. Received a model that was "
             "never built. Call it on a batch, or `model.build(input_shape)`, first."

@@ -61,6 +61,10 @@ class BiasedRandomSearchOracle(keras_tuner.Oracle):
         seed: int | None = None,
         **kwargs,
     ):
+        if max_trials is not None:  # KerasTuner takes 0 for None, without end
+            check_count("max_trials", max_trials)
+        if seed is not None:
+            check_count("seed", seed, least=0)
         check_count("initial_trials", initial_trials)
         check_count("elite", elite)
         check_range("spread", spread, 0, 1)
@@ -115,7 +119,9 @@ class BiasedRandomSearchOracle(keras_tuner.Oracle):
             drawn.merge([parameter])
             if drawn.is_active(parameter):
                 v = None
-                if near is not None and near.is_active(parameter):
+                # A trial of before the parameter was met has no value of it.
+                known = near is not None and parameter.name in near.values
+                if known and near.is_active(parameter):
                     v = parameter.value_to_prob(near.values[parameter.name])
                 u = self._place(random, v, _is_ordered(parameter))
                 drawn.values[parameter.name] = parameter.prob_to_value(u)

@@ -32,6 +32,14 @@ def test_every_row_comes_once_in_a_pass():
         np.testing.assert_array_equal(b, 2 * a)
 
 
+def test_rows_of_several_inputs_stay_together():
+    x = np.arange(50)
+    data = {"a": x, "b": [2 * x, 3 * x]}, (4 * x,)
+    for batch, (y,) in islice(growing_batches(*data, first=8), 3):
+        for a, factor in ((batch["b"][0], 2), (batch["b"][1], 3), (y, 4)):
+            np.testing.assert_array_equal(a, factor * batch["a"])
+
+
 def test_fit_takes_them_in_order():
     """A model whose weight adds up what it sees: no batch is lost or seen twice."""
     x = np.arange(96, dtype="float32")[:, None]
@@ -53,7 +61,16 @@ def test_fit_takes_them_in_order():
 
 
 def test_wrong_arguments():
-    with pytest.raises(ValueError, match="`first` must be at least 1"):
-        growing_batches(np.zeros(3), first=0)
+    for name, wrong in (
+        *(("first", 0), ("first", 1.5), ("first", np.nan)),
+        *(("growth", 0.0), ("growth", np.nan), ("seed", -1)),
+    ):
+        with pytest.raises(ValueError, match=f"`{name}` must be"):
+            growing_batches(np.zeros(3), **{name: wrong})
+    for x in ([1, 2, 3], np.float32(1.0), {}, "abc"):
+        with pytest.raises(ValueError, match="Inputs, targets and weights must"):
+            growing_batches(x)
+    with pytest.raises(ValueError, match=r"at least one. Received the lengths \[0\]"):
+        growing_batches(np.zeros((0, 2)))
     with pytest.raises(ValueError, match=r"the lengths \[3, 4\]"):
         growing_batches(np.zeros(3), np.zeros(4))

@@ -109,6 +109,8 @@ def test_r16_layer_outside_the_forward_pass_is_named():
             self.used = layers.Dense(3, name="used")
             self.spare = layers.Dense(2, name="spare")
             self.spare.build((None, 6))
+            self.never = layers.Dense(9)
+            self.loop = layers.TimeDistributed(layers.Dense(2))
 
         def call(self, x):
             return self.used(x)
@@ -119,6 +121,8 @@ def test_r16_layer_outside_the_forward_pass_is_named():
     spare = {path: why for path, why in found.items() if "spare" in path}
     assert list(spare.values()) == ["not used in the forward pass"] * 2
     assert len(found) == 4
+    # Those that were never built have nothing to train.
+    assert len(kso.coverage(model)) == 3
 
 
 def test_subclass_with_its_own_call_is_not_taken_for_a_dense_layer():

@@ -233,6 +233,9 @@ def test_spectral_density():
 def test_a_solve_that_stops_short_says_so():
     with pytest.warns(UserWarning, match="after 2 iterations.*MAX_ITERATIONS: "):
         DenseOperator(POSITIVE, SHAPES).solve(V[:, 0], max_iterations=2)
+    for method in ("cg", "minres_qlp"):
+        with pytest.warns(UserWarning, match="Damping does not help"):
+            BAD.solve(np.ones(BAD.shape[0], "float32"), method=method)
 
 
 def test_solve():
@@ -287,7 +290,13 @@ BAD = DenseOperator(np.full((2, 2), np.nan))
         (lambda: A.spectral_density(width=1e-6), ValueError, "between 512 points"),
         (lambda: BAD.eigenvalues(1), ValueError, "not finite. Received NaN"),
         (lambda: BAD.spectral_density(), ValueError, "not finite. Received NaN"),
-        (lambda: A.eigenvalues(0), ValueError, "between 1 and 10.*k=0"),
+        (lambda: A.eigenvalues(0), ValueError, "an integer of at least 1.*k=0"),
+        (lambda: A.eigenvalues(2.5), ValueError, "an integer of at least 1.*k=2.5"),
+        (lambda: A.damped(float("nan")), ValueError, "must be finite.*lam=nan"),
+        (lambda: A.solve(V[:, 0], max_iterations=2.5), ValueError, "iterations=2.5"),
+        (lambda: A.solve(V[:, 0], method="minres_qlp", max_iterations="a"), ValueError,
+         "iterations='a'"),
+        (lambda: A.solve(V[:, 0], x0=0.0), ValueError, r"`x0`.*\(\) and \(10,\)"),
         (lambda: A.eigenvalues(11), ValueError, "between 1 and 10.*k=11"),
         (lambda: A.solve(V[:, 0], method="lu"), ValueError, "minres_qlp.*method='lu'"),
         (lambda: A.solve(V), ValueError, "one vector. Received 3 columns"),

@@ -145,6 +145,8 @@ def test_another_loss_between_batches_is_refused():
         (lambda m: hessian(m, batches(), sample_weight=W), "Pass batches \\(x, y, sam"),
         (lambda m: hessian(m, X[:0], Y[:0]), "a batch without any"),
         (lambda m: empirical_fisher(m, [(X[:0], Y[:0])]), "without any"),
+        (lambda m: hessian(m, None, Y), "no inputs"),
+        (lambda m: hessian(m, X.tolist(), Y), "arrays with an axis of rows"),
         (lambda m: hessian(m, X), "needs targets"),
         (lambda m: gauss_newton(m, X), "needs targets"),
         (lambda m: empirical_fisher(m, [(X,)]), "needs targets"),

@@ -46,6 +46,8 @@ def test_mean_only_batch_normalization():
     np.testing.assert_allclose(array(layer(x)), right, atol=ATOL)
     again = MeanOnlyBatchNormalization.from_config(layer.get_config())
     assert again.get_config() == layer.get_config()
+    whole = MeanOnlyBatchNormalization()(np.array([[1], [2]]), training=True)
+    np.testing.assert_allclose(array(whole), [[-0.5], [0.5]])
 
 
 def test_a_frozen_layer_is_in_inference_mode():
@@ -61,6 +63,7 @@ def test_masked_positions_do_not_count_in_the_mean():
     x = RNG.normal(size=(4, 3, 2)).astype("float32")
     mask = RNG.integers(0, 2, (4, 3)).astype(bool)
     layer = MeanOnlyBatchNormalization(momentum=0.0)
+    x = np.where(mask[..., None], x, np.nan)
     layer(x, training=True, mask=ops.convert_to_tensor(mask))
     np.testing.assert_allclose(array(layer.moving_mean), x[mask].mean(0), atol=ATOL)
 
@@ -141,12 +144,33 @@ def test_messages():
         layer.set_whitening(np.zeros(3), np.eye(3), 0.1)
     layer = WhitenedDense(2)
     layer.build((None, 3))
-    for covariance, epsilon in ((np.eye(3), 0.0), (np.full((3, 3), np.nan), 0.1)):
-        with pytest.raises(
-            ValueError, match="`epsilon` must be above 0 and the inputs"
-        ):
-            layer.set_whitening(np.zeros(3), covariance, epsilon)
-    with pytest.raises(ValueError, match="takes a built Sequential or functional"):
-        whiten(keras.layers.Dense(3))
-    with pytest.raises(ValueError, match="`every` counts batches"):
-        Rewhitening(X, every=0)
+    for epsilon in (0.0, np.nan, "a"):
+        with pytest.raises(ValueError, match="`epsilon` must be above 0"):
+            layer.set_whitening(np.zeros(3), np.eye(3), epsilon)
+    with pytest.raises(ValueError, match="The inputs must be finite, and there must"):
+        layer.set_whitening(np.zeros(3), np.full((3, 3), np.nan), 0.1)
+    white = whiten(plain)
+    with pytest.raises(ValueError, match="The inputs must be finite, and there must"):
+        rewhiten(white, X[:0, :3])
+    white.layers[0].enable_lora(1)
+    with pytest.raises(ValueError, match="with LoRA enabled"):
+        rewhiten(white, X[:, :3])
+
+    class Subclassed(keras.Model):
+        def call(self, x):
+            return plain(x)
+
+    subclassed = Subclassed()
+    subclassed(X[:, :3])
+    for wrong in (keras.layers.Dense(3), keras.Sequential(), subclassed):
+        with pytest.raises(ValueError, match="takes a built Sequential or functional"):
+            whiten(wrong)
+    for every in (0, 1.5):
+        with pytest.raises(ValueError, match="`every` must be an integer"):
+            Rewhitening(X, every=every)
+    for momentum in (2.0, -1.0, np.nan):
+        with pytest.raises(ValueError, match="`momentum` must be at least 0"):
+            MeanOnlyBatchNormalization(momentum=momentum)
+    for axis in ([1], 5):
+        with pytest.raises(ValueError, match="`axis` must be one axis of the input"):
+            MeanOnlyBatchNormalization(axis=axis)(X)

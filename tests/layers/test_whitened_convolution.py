@@ -163,9 +163,10 @@ def test_in_float64():
     np.testing.assert_allclose(y, array(model(x)), rtol=1e-6)
 
 
-def test_a_layer_with_lora_stays_as_it_is():
+@pytest.mark.parametrize("adapt", ["enable_lora", "quantize"])
+def test_a_layer_with_another_kernel_stays_as_it_is(adapt):
     model = keras.Sequential([keras.Input((4,)), L.Dense(3), L.Dense(2)])
-    model.layers[0].enable_lora(2)
+    getattr(model.layers[0], adapt)({"enable_lora": 2, "quantize": "int8"}[adapt])
     x = RNG.normal(size=(5, 4)).astype("float32")
     new = whiten(model)
     assert type(new.layers[0]) is L.Dense

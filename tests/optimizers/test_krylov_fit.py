@@ -139,6 +139,8 @@ def test_metric_data_weigh_as_much_as_the_batch():
         (kso.HessianFree, {"selection_fraction": None}, "selection_fraction=None"),
         (kso.HessianFree, {"damping": [1.0]}, r"Received damping=\[1.0\]"),
         (kso.HessianFree, {"structural_layers": ["a"]}, "structural_damping=0"),
+        (kso.HessianFree, {"structural_layers": "a"}, "is a list of names"),
+        (kso.HessianFree, {"learning_rate": np.inf}, "above 0 and finite. Received"),
         (kso.HessianFree, {"curvature_fraction": 1.5}, "and at most 1. Received"),
         (
             kso.HessianFree,
@@ -153,6 +155,8 @@ def test_metric_data_weigh_as_much_as_the_batch():
         (kso.KrylovSubspaceDescent, {"basis_size": 0}, "must be an integer"),
         (kso.KrylovSubspaceDescent, {"learning_rate": -1}, "Received learning_rate=-1"),
         (kso.NaturalGradient, {"metric_data": np.ones((0, 2))}, "has no examples"),
+        (kso.NaturalGradient, {"metric_data": "abc"}, "Received 'abc' among them"),
+        (kso.NaturalGradient, {"metric_data": np.ones(())}, "an axis of rows"),
         (kso.NaturalGradient, {"metric_data": []}, "`metric_data` is empty"),
         (kso.NaturalGradient, {"metric_data": np.full((3, 2), np.nan)}, "finite"),
         (
@@ -160,12 +164,26 @@ def test_metric_data_weigh_as_much_as_the_batch():
             {"metric_data": (np.ones((3, 2)), np.ones((4, 2)))},
             "as many rows",
         ),
+        *(
+            (make, {"gradient_accumulation_steps": 2}, "steps of single batches are")
+            for make in (
+                *(kso.HessianFree, kso.NaturalGradient, kso.TONGA, kso.KFAC),
+                *(kso.Newton, kso.LevenbergMarquardt),
+            )
+        ),
     ],
     ids=str,
 )
 def test_wrong_arguments(make, arguments, message):
     with pytest.raises(ValueError, match=message):
         make(**arguments)
+
+
+def test_batches_of_metric_data_are_joined():
+    x, y = examples(6)
+    optimizer = kso.NaturalGradient(metric_data=[(x[:2], y[:2]), (x[2:], y[2:])])
+    for ours, right in zip(optimizer.metric_data, (x, y), strict=True):
+        np.testing.assert_array_equal(ours, right)
 
 
 @pytest.mark.parametrize("kind", ["hf", "ng", "ksd"])

@@ -168,8 +168,12 @@ def test_conditions_are_kept(tmp_path):
 
     trials = [({"kind": "plain"}, 0.1), ({"kind": "momentum", "momentum": 0.5}, 0.2)]
     oracle = oracle_with(tmp_path, trials, hyperparameters=hp, elite=2, spread=0.5)
-    for found in draws(oracle)[:200]:
-        assert ("momentum" in found) == (found["kind"] == "momentum")
+    # Met after these trials, as by a plain `if` in `build`.
+    oracle.hyperparameters.Float("decay", 0.0, 1.0)
+    found = draws(oracle)
+    assert distance([f["decay"] for f in found], lambda q: q) < DISTANCE
+    for f in found[:200]:
+        assert ("momentum" in f) == (f["kind"] == "momentum")
 
 
 def test_interrupted_search_resumes_as_if_it_had_not_been(tmp_path):
@@ -258,7 +262,10 @@ def test_tunes_kfac(tmp_path):
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"initial_trials": 0}, {"elite": 0}, {"spread": 0.0}, {"exploration": 1.1}],
+    [
+        *({"initial_trials": 0}, {"elite": 0}, {"spread": 0.0}, {"exploration": 1.1}),
+        *({"max_trials": 0}, {"seed": -1}, {"seed": 1.5}),
+    ],
 )
 def test_numbers_outside_their_range_are_refused(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
