@@ -20,6 +20,7 @@ from keras_secondorder.likelihoods import (
     loss_values,
     position_weights,
     read_heads,
+    with_shares,
 )
 
 MIN_ROWS = 64  # the fewest examples that a fraction of a batch is cut down to
@@ -126,26 +127,11 @@ class Objective:
                 self._sample_weight,
             )
         other._given_weight = sample_weight
-        other._sample_weight = self._with_shares(sample_weight, other.examples)
+        share = self._share_of(other.examples)
+        other._sample_weight = with_shares(
+            self.model.loss, sample_weight, share, other.examples
+        )
         return other
-
-    def _with_shares(self, sample_weight, count):
-        """Weights with which sums over `count` examples stand for those of all."""
-        sums = keras.tree.map_structure(_is_sum, self.model.loss)
-        known = {s for s in keras.tree.flatten(sums) if s is not None}
-        if True not in known:
-            return sample_weight
-        share = self._share_of(count)
-
-        def scaled(w, is_sum):
-            w = ops.ones((count,)) if w is None else w
-            return w * share if is_sum else w
-
-        if len(known) == 1:
-            return keras.tree.map_structure(lambda w: scaled(w, True), sample_weight)
-        if not keras.tree.is_nested(sample_weight):  # the same for every loss
-            return keras.tree.map_structure(lambda s: scaled(sample_weight, s), sums)
-        return keras.tree.map_structure(scaled, sample_weight, sums)
 
     def _scope(self, parameters):
         autodiff.set_random_state(self._random)
@@ -399,15 +385,6 @@ class Objective:
 def state_variables(model) -> list:
     """The variables that a forward pass may read or change, parameters apart."""
     return [*model.non_trainable_variables, *model.metrics_variables]
-
-
-def _is_sum(identifier):
-    """Whether a loss adds up its values over the batch; None where there is none."""
-    if identifier is None:
-        return None
-    # A plain function has no reduction of its own: Keras takes the mean.
-    reduction = getattr(keras.losses.get(identifier), "reduction", "mean")
-    return reduction in ("sum", "none", None)
 
 
 def _no_tap(name, tensor):

@@ -7,12 +7,10 @@ from keras_secondorder.likelihoods.gaussian import Gaussian
 from keras_secondorder.likelihoods.heads import (
     LOSS_WEIGHTS,
     Head,
-    by_position,
     check_likelihood,
     couples,
     likelihood_of,
     loss_weights_of,
-    position_weights,
     read_heads,
 )
 from keras_secondorder.likelihoods.outer_product import OuterProduct
@@ -27,6 +25,11 @@ from keras_secondorder.likelihoods.outputs import (
     sqrt_cotangents,
 )
 from keras_secondorder.likelihoods.poisson import Poisson
+from keras_secondorder.likelihoods.position_weights import (
+    by_position,
+    position_weights,
+    with_shares,
+)
 
 __all__ = [
     "LOSS_WEIGHTS",
@@ -54,4 +57,5 @@ __all__ = [
     "position_weights",
     "read_heads",
     "sqrt_cotangents",
+    "with_shares",
 ]

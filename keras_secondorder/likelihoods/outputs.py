@@ -6,7 +6,7 @@ from typing import NamedTuple
 from keras import ops
 
 from keras_secondorder.likelihoods.base import Likelihood
-from keras_secondorder.likelihoods.heads import by_position, label_mass
+from keras_secondorder.likelihoods.position_weights import by_position, label_mass
 
 
 class Curve(NamedTuple):
