@@ -9,7 +9,11 @@ from keras_secondorder.callbacks import cards
 def tables() -> str:
     """One Markdown table for each group."""
     groups = {
-        "Step": {**cards.STEP, "time_share/...": cards.TIME_SHARE},
+        "Step": {
+            **cards.STEP,
+            "time_share/...": cards.TIME_SHARE,
+            "time_share/monitor": cards.MONITOR_SHARE,
+        },
         "Layers": {**cards.FACTOR, **cards.LAYER},
         "Network": cards.NETWORK,
     }

@@ -192,3 +192,42 @@ def check_at_least(name: str, value, least: float, most: float | None = None) ->
         raise ValueError(
             f"`{name}` must be at least {least}{bound}. Received {name}={value!r}."
         )
+
+
+def check_kind(name: str, value, kind: type, words: str) -> None:
+    """Refuse an object of another kind.
+
+    Args:
+        name: The argument's name.
+        value: What was given.
+        kind: What it must be an instance of.
+        words: That kind in words.
+
+    Raises:
+        ValueError: It is no such object.
+    """
+    if not isinstance(value, kind):
+        raise ValueError(
+            f"`{name}` must be {words}. Received {name}={value!r}, a "
+            f"{type(value).__name__}."
+        )
+
+
+def check_rows(name: str, data) -> None:
+    """Refuse what is no nest of arrays with a row for each example.
+
+    Args:
+        name: The argument's name.
+        data: What was given: `(x, y, ...)`, of which all but `x` may be None.
+
+    Raises:
+        ValueError: Something in it is no array, or the numbers of rows differ.
+    """
+    flat = [t for t in keras.tree.flatten(list(data)) if t is not None]
+    lengths = [t.shape[0] if getattr(t, "shape", ()) else None for t in flat]
+    if data[0] is None or None in lengths or len({*lengths}) > 1:
+        found = [type(t).__name__ for t in data] if None in lengths else lengths
+        raise ValueError(
+            f"`{name}` must hold arrays with as many rows as each other. Received "
+            f"{', '.join(map(str, found))}."
+        )

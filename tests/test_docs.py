@@ -1,5 +1,6 @@
 """The pages about layers say what is true: their table, and their example."""
 
+import ast
 import importlib.util
 import inspect
 import pathlib
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 import keras_secondorder as kso
+from keras_secondorder.callbacks.cards import STEP
 from keras_secondorder.capture import plan_blocks
 from keras_secondorder.capture.wrapper import _WRAPPERS
 
@@ -107,3 +109,27 @@ def test_the_page_has_the_meaning_of_each_dial():
     spec.loader.exec_module(dials)
     page = (DOCS / "reading_the_dials.md").read_text()
     assert dials.tables() in page, "Print it again with `python docs/dial_table.py`."
+
+
+def test_all_numbers_of_a_step_are_in_the_table_of_the_dials():
+    """Every key of a dictionary named `logs` in the code of the optimizers."""
+    found = set()
+    for path in pathlib.Path(kso.optimizers.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Assign):
+                continue
+            (target,) = node.targets
+            if getattr(target, "id", "") == "logs" and isinstance(node.value, ast.Dict):
+                found |= {key.value for key in node.value.keys if key is not None}
+            if (
+                isinstance(target, ast.Subscript)
+                and ast.unparse(target.value) == "logs"
+            ):
+                found.add(target.slice.value)
+    assert {"damping", "rho", "bfgs_status", "velocity"} <= found
+    assert found <= {*STEP}
+    spec = importlib.util.spec_from_file_location("dials", DOCS / "dial_table.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    page = (DOCS / "reading_the_dials.md").read_text()
+    assert module.tables() in page, "Print it again with `python docs/dial_table.py`."

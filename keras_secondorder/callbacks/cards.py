@@ -33,25 +33,43 @@ STEP = {
     "solver_iterations": "Iterations of the solver.",
     "solver_residual": "Residual of the solve over the length of the gradient.",
     "solver_status": "Why the solver stopped: `kso.solvers.describe` puts it in words.",
+    "basis": "Vectors of the Krylov subspace that were used (`KrylovSubspaceDescent`).",
+    "bfgs_iterations": "Iterations of BFGS in the subspace.",
+    "bfgs_evaluations": "Losses and gradients that BFGS computed.",
+    "bfgs_status": "Why BFGS stopped: `kso.solvers.describe` puts it in words.",
+    "trials": "Steps that were tried, each with more damping than the one before "
+    "(`Newton`, `LevenbergMarquardt`).",
+    "largest_curvature": "Largest entry of the diagonal (`DiagonalGaussNewton`).",
+    "mean_curvature": "Mean entry of the diagonal.",
+    "epsilon": "The step of the iteration for the velocity (`MatrixMomentum`).",
+    "velocity": "Length of the velocity.",
+    "mean_scaling": "Mean of the diagonal scaling (`SGDQN`).",
+    "largest_rate": "Largest rate of a parameter (`StochasticMetaDescent`).",
+    "mean_rate": "Mean of the rates of all parameters.",
     "seconds": "Median time of a step.",
 }
 TIME_SHARE = "Share of the time of all steps, by least squares over steps that have it."
-MONITOR_SHARE = "Time of this monitor for each second of training."
+MONITOR_SHARE = (
+    "Time of this monitor for each second of training, above 1 where it takes longer."
+)
 
 FACTOR = {
     "condition": "Largest over smallest eigenvalue of the damped factor. Growing: "
-    "directions get lost in float32; raise the damping.",
+    "directions get lost in float32; raise the damping. Not with exact damping, which "
+    "is that of the product of A and G.",
     "trace": "Sum of the eigenvalues.",
     "effective_rank": "How many eigenvalues carry the trace.",
     "largest": "Largest eigenvalue.",
     "smallest": "Smallest eigenvalue, without damping.",
     "damping_share": "The damping's share of the trace. Near 1: this layer takes plain "
-    "gradient steps. Near 0: the curvature decides.",
+    "gradient steps. Near 0: the curvature decides. Not with exact damping.",
     "spectrum": "log10 of the eigenvalues; those below 1e-12 of the largest left out.",
 }
 LAYER = {
-    "pi": "How the damping is shared: pi gamma to A, gamma / pi to G.",
-    "gain": "Length of the preconditioned gradient over that of the gradient.",
+    "pi": "How the damping is shared: pi gamma to A, gamma / pi to G. Of layers with "
+    "one A and one G.",
+    "gain": "Length of the preconditioned gradient over that of the gradient. It is "
+    "measured with the noise of Network, on its data.",
     "factors": "A, G and their damped inverses, absolute values, three decades.",
 }
 NETWORK = {
@@ -61,10 +79,12 @@ NETWORK = {
     "Hessian's top eigenvectors. Near 1: steps bounce between steep walls.",
     "gauss_newton_eigenvalue": "Largest eigenvalues of the Gauss-Newton matrix.",
     "gauss_newton_trace": "Sum of all eigenvalues, an estimate.",
-    "gradient_square": "Squared length of the mean gradient, noise taken out.",
-    "gradient_variance": "Total variance of the gradient of one example.",
+    "gradient_square": "Squared length of the mean gradient, noise taken out. "
+    "Negative: it is lost in the noise.",
+    "gradient_variance": "Total variance of the gradient of one example, an estimate "
+    "from the gradients of eight parts of the batch.",
     "noise_scale": "`gradient_variance` over `gradient_square`: the batch size at "
-    "which noise and signal weigh alike.",
+    "which noise and signal weigh alike. Left out where the gradient is lost in noise.",
     "kronecker_error": "v^T F_kron v over v^T F v, less 1. 0: exact. -0.5: the "
     "approximation sees half of the curvature, and steps along v are too long. In "
     "training mode.",
@@ -88,7 +108,11 @@ def card(group: str) -> str:
         group: A key of `TITLES`.
     """
     if group == "Step":
-        entries = {**STEP, "time_share/...": TIME_SHARE}
+        entries = {
+            **STEP,
+            "time_share/...": TIME_SHARE,
+            "time_share/monitor": MONITOR_SHARE,
+        }
     elif group == "Layers":
         entries = {**FACTOR, **LAYER}
     else:

@@ -1,18 +1,24 @@
 """A callback that shows the curvature of training, in TensorBoard and without it."""
 
 import collections
-import math
 import pathlib
 import time
 import warnings
+import weakref
 
 import keras
 from keras import ops
 
 from keras_secondorder.arguments import check_count, check_range
-from keras_secondorder.callbacks.batch import arguments_of_fit, first_rows
-from keras_secondorder.callbacks.budget import Purse, Task
+from keras_secondorder.callbacks.batch import (
+    arguments_of_fit,
+    check_data,
+    first_rows,
+    misfit,
+)
+from keras_secondorder.callbacks.budget import Purse, Task, run_all
 from keras_secondorder.callbacks.event_file import EventFile
+from keras_secondorder.callbacks.first_costs import PRODUCTS, FirstCosts
 from keras_secondorder.callbacks.looks import Looks
 from keras_secondorder.callbacks.records import Records, as_frame
 from keras_secondorder.callbacks.step_times import StepTimes, intervals_of
@@ -22,12 +28,6 @@ from keras_secondorder.optimizers.base import SecondOrderOptimizer
 
 # How the overhead is shared out.
 SHARES = {"step": 0.2, "layers": 0.2, "pictures": 0.2, "network": 0.4}
-SECONDS_PER_CUBE = 8e-11  # of the eigenvalues of a factor, per cube of its side
-# Of a first measurement of the network at least, on one core.
-FIRST_SECONDS = {"jax": 5.0, "tensorflow": 3.0, "torch": 0.5}
-PICTURE_SECONDS = 0.3
-# Products with a matrix of the network that each measurement takes, roughly.
-PRODUCTS = {"hessian": 80, "gauss_newton": 80, "density": 50, "noise": 10, "errors": 20}
 
 
 class CurvatureMonitor(keras.callbacks.Callback):
@@ -42,7 +42,7 @@ class CurvatureMonitor(keras.callbacks.Callback):
             None: nothing is written.
         data: `(x, y)` or `(x, y, sample_weight)`, arrays: the fixed batch on which
             the network's curvature is measured. None: the first rows of the arrays that
-            `fit` was given.
+            `fit` was given, with its weights of examples or classes.
         rows: Most examples of it that are used.
         step_every: Steps between two points of "Step".
         layers_every: Steps between two points of "Layers".
@@ -59,7 +59,8 @@ class CurvatureMonitor(keras.callbacks.Callback):
 
     Raises:
         ImportError: `log_dir` is given and tensorboard is not installed.
-        ValueError: A number is out of its range.
+        ValueError: A number is out of its range, or `data` no such arrays; in `fit`:
+            `log_dir` cannot be written to.
 
     Example:
         >>> import keras, keras_secondorder as kso
@@ -98,6 +99,8 @@ class CurvatureMonitor(keras.callbacks.Callback):
             check_count(name, value, least)
         if max_overhead is not None:
             check_range("max_overhead", max_overhead, 0, 1)
+        if data is not None:
+            check_data(data)
         self.folder = None
         if log_dir is not None:
             self.folder = pathlib.Path(log_dir) / "curvature"
@@ -112,9 +115,10 @@ class CurvatureMonitor(keras.callbacks.Callback):
         # is being computed: they are only put down there. Everything else is done
         # between two steps.
         self.async_safe = True
-        self._records = Records()
+        self._records, self._seen = Records(), None
         self._arrived = collections.deque()
-        self._work = 0.0
+        self._work = self._training = 0.0
+        self._forget_model()
 
     # --- what it found ----------------------------------------------------------------
 
@@ -144,14 +148,16 @@ class CurvatureMonitor(keras.callbacks.Callback):
         self._optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
         self._second_order = isinstance(self._optimizer, SecondOrderOptimizer)
         self._step = int(ops.convert_to_numpy(self._optimizer.iterations))
+        same = self._seen is not None and self._seen() is self._optimizer
+        self._records.forget(after=self._step if same else -1)
+        self._seen = weakref.ref(self._optimizer)
         self._work, self._training, self._mark, self._compilation = 0.0, 0.0, None, None
         self._ends = [self._step]
         self._arrived.clear()
         self._wanted, self._metrics, self._last_logs = set(), None, (0, None)
         rule = intervals_of(self._optimizer) if self._second_order else {}
         self._times = StepTimes(rule)
-        data = arguments_of_fit(model) if self.data is None else self.data
-        batch = first_rows(data, self.rows)
+        batch = self._fixed_batch()
         self._records.file = EventFile(self.folder) if self.folder else None
         self._looks = Looks(
             model,
@@ -163,7 +169,7 @@ class CurvatureMonitor(keras.callbacks.Callback):
             self.pictures,
             self.training,
         )
-        self._plan_tasks(network=self.network_every > 0 and batch is not None)
+        self._plan_tasks(network=batch is not None)
         if self._records.file is not None:
             self._looks.texts(self._step, sorted({t.group for t in self._tasks}))
             self._records.file.flush()
@@ -220,8 +226,7 @@ class CurvatureMonitor(keras.callbacks.Callback):
         missing = [task for task in self._tasks if not task.runs]
         if self.final_look and self._step:
             _ = self.model  # on JAX, this brings the variables up to date
-            for task in missing:
-                task.run(self._step, time.perf_counter)
+            run_all(missing, self._step, time.perf_counter)
             self._extend_history()
             missing = []
         if self._records.file is not None:
@@ -235,12 +240,43 @@ class CurvatureMonitor(keras.callbacks.Callback):
                 "training. Raise it, train for longer, or set final_look=True.",
                 stacklevel=2,
             )
-        self._looks = None
+        self._forget_model()
+
+    def __getstate__(self):
+        """For `pickle`, after `fit`; the optimizer of the records stays behind."""
+        return {**self.__dict__, "_seen": None}
 
     @property
     def overhead(self) -> float:
         """Seconds of its own work for each second of training."""
         return self._work / self._training if self._training else 0.0
+
+    def _forget_model(self):
+        """Keep nothing alive but the numbers."""
+        super().set_model(None)
+        self._watched = self._optimizer = self._looks = self._metrics = None
+        self._tasks = self._network_tasks = ()
+        self._last_logs = 0, None
+        self._arrived.clear()
+
+    def _fixed_batch(self):
+        """The batch of "Network", or None."""
+        if not self.network_every:
+            return None
+        if self.data is not None:
+            batch = first_rows(self.data, self.rows)
+        else:
+            data, class_weight = arguments_of_fit(self._watched)
+            batch = first_rows(data, self.rows, class_weight)
+        reason = misfit(self._watched, batch)
+        if reason is not None:
+            warnings.warn(
+                f"CurvatureMonitor shows no group 'Network': {reason}. Pass "
+                "`data=(x, y)`, arrays that fit the model, or network_every=0.",
+                stacklevel=2,
+            )
+            return None
+        return batch
 
     # --- when -------------------------------------------------------------------------
 
@@ -257,45 +293,41 @@ class CurvatureMonitor(keras.callbacks.Callback):
 
     def _plan_tasks(self, network: bool):
         looks, limit, self._tasks = self._looks, self.max_overhead, []
+        whole = Purse(limit)
         purses = {
-            name: Purse(None if limit is None else share * limit)
+            name: Purse(None if limit is None else share * limit, whole)
             for name, share in SHARES.items()
         }
+        self._first_costs = FirstCosts(self._optimizer)
         blocks = has_blocks(self._optimizer)
 
-        def plan(group, name, look, purse, guess, every=None):
+        def plan(group, name, look, purse, every=None):
+            guess = self._first_costs.of(name, 0.0, 0.0)
             self._tasks.append(Task(group, name, look, purses[purse], guess, every))
 
         if self._second_order:
-            plan("Step", "steps", self._look_at_step, "step", 0.0, self.step_every)
+            plan("Step", "steps", self._look_at_step, "step", self.step_every)
         if blocks:
-            factors = [f for b in self._optimizer.blocks for f in b.factors]
-            cubes = sum(math.prod(f.shape) * f.shape[-1] for f in factors)
-            guess = SECONDS_PER_CUBE * cubes + 0.01
-            every = self.layers_every
-            plan("Layers", "layers", looks.layers, "layers", guess, every)
+            plan("Layers", "layers", looks.layers, "layers", self.layers_every)
             if self.pictures and self._records.file is not None:
                 # One layer at a time: pictures are what takes longest.
                 every = max(1, self.layers_every // len(self._optimizer.blocks))
-                guess, look = PICTURE_SECONDS, looks.picture
-                plan("Layers", "pictures", look, "pictures", guess, every)
+                plan("Layers", "pictures", looks.picture, "pictures", every)
         first = len(self._tasks)
         for name in PRODUCTS if network else ():
             if name != "errors" or blocks:
-                plan("Network", name, getattr(looks, name), "network", 0.0)
+                plan("Network", name, getattr(looks, name), "network")
         self._network_tasks = self._tasks[first:]
 
     def _look(self):
         """Run the tasks that are due and can be paid for."""
         start = time.perf_counter()
         self._take_logs()
-        for task in self._network_tasks:
+        seconds = self._training / max(self._step - self._ends[0], 1)
+        for task in self._tasks:
             if not task.runs:
-                # Products that cost half a step each, and functions to compile: that
-                # takes as long as the first step did, unless it was compiled before.
-                products = 0.5 * PRODUCTS[task.name] * self._times.seconds
-                first = FIRST_SECONDS[keras.config.backend()]
-                task.guess(max(2.0 * (self._compilation or 0.0), first) + products)
+                first = self._compilation or 0.0
+                task.guess(self._first_costs.of(task.name, first, seconds))
         due = [task for task in self._tasks if task.due(self._step, self._training)]
         if due:
             _ = self.model  # on JAX, this brings the variables up to date
@@ -305,9 +337,9 @@ class CurvatureMonitor(keras.callbacks.Callback):
             ops.convert_to_numpy(self._optimizer.iterations)
             start = time.perf_counter()
             self._training += start - waiting
-            for task in due:
-                if task.due(self._step, self._training):  # others may have paid since
-                    task.run(self._step, time.perf_counter)
+            # Others may have paid since.
+            still = (task for task in due if task.due(self._step, self._training))
+            run_all(still, self._step, time.perf_counter)
             self._take_logs()
         self._work += time.perf_counter() - start
 

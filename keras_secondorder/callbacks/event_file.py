@@ -25,6 +25,7 @@ class EventFile:
 
     Raises:
         ImportError: tensorboard is not installed.
+        ValueError: The folder cannot be written to.
     """
 
     def __init__(self, folder):
@@ -46,10 +47,16 @@ class EventFile:
             "text": text,
         }
         folder = pathlib.Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
         stamp = f"{int(time.time()):010d}.{time.perf_counter_ns()}"
         path = folder / f"events.out.tfevents.{stamp}.{os.getpid()}.curvature"
-        self._records = RecordWriter(open(path, "wb"))
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._records = RecordWriter(open(path, "wb"))
+        except OSError as error:
+            raise ValueError(
+                "`log_dir` must be a folder that can be written to. Received "
+                f"log_dir={str(folder.parent)!r}: {error.strerror}."
+            ) from error
         version = event_pb2.Event(wall_time=time.time(), file_version="brain.Event:2")
         self._records.write(version.SerializeToString())
 

@@ -72,7 +72,7 @@ class Looks:
     def layers(self, step: int) -> None:
         """The spectra of all factors."""
         values, file = {}, self._records.file
-        for layer in layers(self._optimizer):
+        for layer in layers(self._optimizer, inverses=False):
             if layer.pi is not None:
                 values[f"Layers/{layer.name}/pi"] = layer.pi
             for factor in layer.factors:

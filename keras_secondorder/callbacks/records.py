@@ -33,6 +33,10 @@ class Records:
                 if self.file is not None:
                     self.file.scalar(tag, step, value, describe(tag))
 
+    def forget(self, after: int) -> None:
+        """Drop the steps after this one: they are taken again."""
+        self._rows = {s: row for s, row in self._rows.items() if s <= after}
+
     def latest(self, after: float = -math.inf, until: float = math.inf) -> dict:
         """The last value of every tag.
 

@@ -44,13 +44,12 @@ class StepTimes:
         self._seen += 1
         if before is None or k <= before[0] or self._seen <= WARM_UP:
             return
-        steps = np.arange(before[0] + 1, k + 1)
         due = [
-            np.sum((steps + phase) % every == 0)
+            (k + phase) // every - (before[0] + phase) // every
             for every, phase in self._intervals.values()
         ]
         self._seconds.append(time - before[1])
-        self._due.append([len(steps), *due])
+        self._due.append([k - before[0], *due])
         del self._seconds[:-MOST], self._due[:-MOST]
 
     def pause(self) -> None:

@@ -9,6 +9,7 @@ from keras_secondorder.diagnostics.layers import (
 )
 from keras_secondorder.diagnostics.measures import (
     NoiseScale,
+    Shares,
     cosine,
     effective_rank,
     noise_scale,
@@ -23,6 +24,7 @@ __all__ = [
     "NetworkProbe",
     "NoiseScale",
     "Report",
+    "Shares",
     "Spectrum",
     "cosine",
     "effective_rank",

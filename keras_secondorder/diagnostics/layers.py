@@ -19,7 +19,7 @@ class Factor(NamedTuple):
     Attributes:
         name: "A", "G", "F" or "D"; with a number where a layer has several.
         eigenvalues: NumPy array, ascending.
-        damping: What is added to each of them, an array like it; 0 where the damping
+        damping: What is added to each of them, an array like it; None where the damping
             is added to the product of A and G instead.
         matrix: The factor as it is stored.
         inverse: The inverse that the optimizer uses, or None where it keeps others.
@@ -27,7 +27,7 @@ class Factor(NamedTuple):
 
     name: str
     eigenvalues: np.ndarray
-    damping: np.ndarray
+    damping: np.ndarray | None
     matrix: np.ndarray
     inverse: np.ndarray | None
 
@@ -37,8 +37,10 @@ class Factor(NamedTuple):
         return float(self.eigenvalues.sum())
 
     @property
-    def condition(self) -> float:
-        """Largest over smallest eigenvalue of the damped factor."""
+    def condition(self) -> float | None:
+        """Largest over smallest eigenvalue of the damped factor, None without one."""
+        if self.damping is None:
+            return None
         damped = np.maximum(self.eigenvalues, 0.0) + self.damping
         floor = max(RELATIVE_FLOOR * damped.max(), 1e-30)
         return float(max(damped.max(), 1e-30) / max(damped.min(), floor))
@@ -49,15 +51,17 @@ class Factor(NamedTuple):
         return effective_rank(self.eigenvalues)
 
     @property
-    def damping_share(self) -> float:
+    def damping_share(self) -> float | None:
         """The damping's share of the trace of the damped factor, between 0 and 1."""
+        if self.damping is None:
+            return None
         added = self.damping.sum()
         total = self.trace + added
         return float(added / total) if total > 0 else 0.0
 
     def scalars(self) -> dict:
-        """All of these by name, and the extreme eigenvalues."""
-        return {
+        """All of these that there are, by name, and the extreme eigenvalues."""
+        found = {
             "condition": self.condition,
             "trace": self.trace,
             "effective_rank": self.effective_rank,
@@ -65,6 +69,7 @@ class Factor(NamedTuple):
             "smallest": float(self.eigenvalues.min()),
             "damping_share": self.damping_share,
         }
+        return {name: value for name, value in found.items() if value is not None}
 
 
 class Layer(NamedTuple):
@@ -89,7 +94,7 @@ def has_blocks(optimizer) -> bool:
     return optimizer.built and isinstance(curvature, BlockDiagonal)
 
 
-def layers(optimizer, index: int | None = None) -> list[Layer]:
+def layers(optimizer, index: int | None = None, inverses: bool = True) -> list[Layer]:
     """The blocks of a K-FAC optimizer, with the spectra of their factors.
 
     Eigenvalues are computed in float64 on the host, at a cost of the cube of a factor's
@@ -98,6 +103,7 @@ def layers(optimizer, index: int | None = None) -> list[Layer]:
     Args:
         optimizer: A built `KFAC`; on JAX, with its variables in sync.
         index: Number of one block to look at, or None for all.
+        inverses: Whether to look at the inverses as well.
 
     Returns:
         A `Layer` for each block that has a factor.
@@ -118,22 +124,23 @@ def layers(optimizer, index: int | None = None) -> list[Layer]:
             found.append(Layer(name, plan.kind, [factor], None))
             continue
         values = vectors.values(block.moments)
-        dampings = [_array(d) for d in block.dampings_of(values, gamma, eta)]
-        if optimizer.tikhonov == "exact" and plan.kind == "kronecker":
-            dampings = [0.0 * d for d in dampings]  # it is added to their product
-        inverses = [None] * len(values)
-        if block.inverts_moments:
-            inverses = block.by_factor(vectors.values(block.inverses))
+        # Exact damping is added to the product of the factors.
+        dampings = [None] * len(values)
+        if optimizer.tikhonov == "factored" or plan.kind != "kronecker":
+            dampings = [_array(d) for d in block.dampings_of(values, gamma, eta)]
+        kept = [None] * len(values)
+        if inverses and block.inverts_moments:
+            kept = block.by_factor(vectors.values(block.inverses))
         sides = [pair[i] for i in range(len(block.sides[0])) for pair in block.sides]
         factors = [
             _factor(label, _array(matrix), damping, side, inverse)
             for label, matrix, damping, side, inverse in zip(
-                _labels(plan), values, dampings, sides, inverses, strict=True
+                _labels(plan), values, dampings, sides, kept, strict=True
             )
         ]
         pi = None
-        if plan.kind == "kronecker" and len(factors) == 2 and dampings[0].size == 1:
-            A, G = dampings
+        A, G = dampings if len(dampings) == 2 else (None, None)
+        if plan.kind == "kronecker" and A is not None and A.size == 1:
             pi = float(np.sqrt(A / G)) if A > 0 and G > 0 else None
         found.append(Layer(name, plan.kind, factors, pi))
     return found
@@ -188,12 +195,13 @@ def factor_eigenvalues(matrix, side) -> np.ndarray:
 
 def _factor(name, matrix, damping, side, inverse) -> Factor:
     e = factor_eigenvalues(matrix, side)
-    damping = np.repeat(damping.reshape(-1), e.size // damping.size)
     order = np.argsort(e, kind="stable")
+    if damping is not None:
+        damping = np.repeat(damping.reshape(-1), e.size // damping.size)[order]
     if isinstance(inverse, LowRank):
         inverse = inverse.to_dense()
     inverse = None if inverse is None else _array(inverse)
-    return Factor(name, e[order], damping[order], matrix, inverse)
+    return Factor(name, e[order], damping, matrix, inverse)
 
 
 def _labels(plan) -> list:

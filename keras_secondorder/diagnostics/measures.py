@@ -67,6 +67,37 @@ def subspace_share(v, basis) -> float:
     return float(inside @ inside / total) if total > 0 else 0.0
 
 
+class Shares(NamedTuple):
+    """How many eigenvalues stand out from zero, by 1% of the largest in magnitude.
+
+    Attributes:
+        positive: The share above, between 0 and 1.
+        negative: The share that lies as far below zero.
+        exact: Whether they were counted, and not estimated.
+    """
+
+    positive: float
+    negative: float
+    exact: bool
+
+
+def shares(eigenvalues, weights, exact: bool) -> Shares:
+    """The shares of eigenvalues beyond 1% of the largest on both sides.
+
+    Of a spectral density by Lanczos quadrature, a node inside stands for many
+    eigenvalues around it: the share nearer to zero than that cannot be told.
+
+    Args:
+        eigenvalues: Array `(n,)`: eigenvalues, or the nodes of a quadrature.
+        weights: Array `(n,)` that sums to 1.
+        exact: Whether these are all eigenvalues.
+    """
+    e, weights = np.asarray(eigenvalues, float), np.asarray(weights, float)
+    bound = 0.01 * np.abs(e).max()
+    above, below = weights[e > bound].sum(), weights[e < -bound].sum()
+    return Shares(float(above), float(below), exact)
+
+
 class NoiseScale(NamedTuple):
     """How noisy the gradient of single examples is beside its mean.
 

@@ -13,7 +13,9 @@ from keras_secondorder.curvature.compiled_model import build_loss
 from keras_secondorder.curvature.operator import MAX_EXACT_PRODUCTS
 from keras_secondorder.diagnostics.measures import (
     NoiseScale,
+    Shares,
     noise_scale,
+    shares,
     subspace_share,
 )
 from keras_secondorder.likelihoods import loss_weights_of
@@ -104,6 +106,20 @@ class NetworkProbe:
         """
         H = self._hessian = self._at_present(self._hessian, hessian)
         return H.spectral_density(samples, steps, seed=self._seed)
+
+    def shares(self, density: Density) -> Shares:
+        """The shares of the Hessian's eigenvalues that stand out from zero.
+
+        Args:
+            density: What `density` returned at the same weights; for more than 512
+                parameters, the shares are estimates from its nodes.
+        """
+        H = self._hessian = self._at_present(self._hessian, hessian)
+        if H.shape[0] > MAX_EXACT_PRODUCTS:
+            return shares(density.nodes, density.weights, exact=False)
+        H = ops.convert_to_numpy(H.to_dense()).astype(float)
+        e = np.linalg.eigvalsh((H + H.T) / 2)
+        return shares(e, np.full(e.shape, 1 / len(e)), exact=True)
 
     def noise(self) -> NoiseScale:
         """The gradient noise scale, from the gradients of equal parts of the batch."""

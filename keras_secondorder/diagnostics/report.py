@@ -6,13 +6,12 @@ from typing import NamedTuple
 import keras
 import numpy as np
 
+from keras_secondorder.arguments import check_count, check_kind, check_rows
 from keras_secondorder.curvature import Density
 from keras_secondorder.diagnostics.layers import gains, has_blocks, layers
-from keras_secondorder.diagnostics.measures import NoiseScale
+from keras_secondorder.diagnostics.measures import NoiseScale, Shares
 from keras_secondorder.diagnostics.network import NetworkProbe, Spectrum
 from keras_secondorder.diagnostics.pictures import draw_density, new_figure
-
-NEAR_ZERO = 1e-3  # eigenvalues that are smaller than this share of the largest
 
 
 class Report(NamedTuple):
@@ -29,6 +28,7 @@ class Report(NamedTuple):
             eigenvectors.
         noise: `NoiseScale` of the gradient.
         density: `Density` of the eigenvalues of the Hessian.
+        shares: `Shares` of these that stand out from zero.
         layers: A `Layer` for each block; empty without `KFAC`.
         gains: `|U| / |V|` by layer; empty without `KFAC`.
         errors: Relative errors of the Kronecker approximation; empty without `KFAC`.
@@ -43,6 +43,7 @@ class Report(NamedTuple):
     gradient_share: float
     noise: NoiseScale
     density: Density
+    shares: Shares
     layers: list
     gains: dict
     errors: dict
@@ -63,12 +64,10 @@ class Report(NamedTuple):
         ):
             top = "".join(f"{value:>10.3g}" for value in spectrum.top)
             lines.append(f"{name:<14}{spectrum.trace:>10.3g}{top}")
-        nodes, weights = self.density.nodes, self.density.weights
-        near = np.abs(nodes) <= NEAR_ZERO * np.abs(nodes).max()
-        negative = weights[(nodes < 0) & ~near].sum()
+        positive, negative, exact = self.shares
         lines += [
-            f"eigenvalues of the Hessian: {weights[near].sum():.2%} within "
-            f"{NEAR_ZERO:g} of the largest from zero, {negative:.2%} below",
+            f"eigenvalues of the Hessian: {'' if exact else 'about '}{positive:.0%} "
+            f"above 1% of the largest, {negative:.0%} as far below zero",
             "",
             f"gradient: length {length}, "
             f"{self.gradient_share:.0%} of its square in the Hessian's top subspace",
@@ -93,11 +92,13 @@ class Report(NamedTuple):
             for i, factor in enumerate(layer.factors):
                 gain = self.gains.get(layer.name)
                 shown = f"{gain:>10.3g}" if i == 0 and gain is not None else ""
+                damped = f"{'-':>11}{'-':>9}"  # it is their product that is damped
+                if factor.damping is not None:
+                    damped = f"{factor.condition:>11.3g}{factor.damping_share:>9.0%}"
                 yield (
                     f"{layer.name if i == 0 else '':<{width}}{factor.name:<8}"
                     f"{factor.eigenvalues.size:>6}{factor.trace:>10.3g}"
-                    f"{factor.effective_rank:>8.1f}{factor.condition:>11.3g}"
-                    f"{factor.damping_share:>9.0%}{shown}"
+                    f"{factor.effective_rank:>8.1f}{damped}{shown}"
                 )
 
 
@@ -128,8 +129,9 @@ def report(
         A `Report` with all numbers.
 
     Raises:
-        ValueError: The model is not compiled or not built, or there are fewer than two
-            examples.
+        ValueError: The model is not compiled or not built, there are fewer than two
+            examples or the arrays differ in their number, `rows` is below 2, or `top`
+            below 1.
 
     Example:
         >>> import keras, numpy as np, keras_secondorder as kso
@@ -144,6 +146,10 @@ def report(
         >>> len(found.hessian.top)
         2
     """
+    check_kind("model", model, keras.Model, "a Keras model")
+    check_count("rows", rows, 2)
+    check_count("top", top)
+    check_rows("(x, y, sample_weight)", (x, y, sample_weight))
     x, y, sample_weight = keras.tree.map_structure(
         lambda t: None if t is None else t[:rows], (x, y, sample_weight)
     )
@@ -160,6 +166,7 @@ def report(
             "factors to show. Train first; the network's curvature is shown as it is.",
             stacklevel=2,
         )
+    density = probe.density(samples=2)
     found = Report(
         name=model.name,
         parameters=sum(int(np.prod(v.shape)) for v in model.trainable_variables),
@@ -169,7 +176,8 @@ def report(
         gauss_newton=probe.gauss_newton(),
         gradient_share=share,
         noise=probe.noise(),
-        density=probe.density(samples=2),
+        density=density,
+        shares=probe.shares(density),
         layers=layers(optimizer) if blocks else [],
         gains=gains(optimizer, probe.gradient()) if blocks else {},
         errors=probe.approximation_errors(optimizer) if blocks else {},
@@ -190,7 +198,9 @@ def plot(found: Report, path=None):
 
     Raises:
         ImportError: matplotlib is not installed.
+        ValueError: `found` is no `Report`.
     """
+    check_kind("found", found, Report, "what `report` returned")
     figure = new_figure(11.0, 3.8 if not found.layers else 7.4)
     panels = figure.subplots(2 if found.layers else 1, 2, squeeze=False)
     edges = (0.09, 0.93) if found.layers else (0.15, 0.88)

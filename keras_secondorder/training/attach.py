@@ -7,7 +7,7 @@ import warnings
 
 import keras
 
-from keras_secondorder.arguments import check_one_of, check_together
+from keras_secondorder.arguments import check_kind, check_one_of, check_together
 from keras_secondorder.capture import (
     Coverage,
     has_foreign_layers,
@@ -109,7 +109,8 @@ def coverage(model, approximation: str | None = None) -> Coverage:
         The blocks, a list of `capture.Block` that shows itself as the table.
 
     Raises:
-        ValueError: The model is not built, or there is no such approximation.
+        ValueError: It is no Keras model or not built, or there is no such
+            approximation.
 
     Example:
         >>> import keras, keras_secondorder as kso
@@ -122,6 +123,7 @@ def coverage(model, approximation: str | None = None) -> Coverage:
         code   bias      3      kronecker  as above
         curvature memory: 272 bytes, 544 more while it is renewed
     """
+    check_kind("model", model, keras.Model, "a Keras model")
     optimizer = inner_optimizer(model) if model.compiled else None
     settings = {
         name: getattr(optimizer, name)

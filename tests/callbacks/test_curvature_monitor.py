@@ -1,6 +1,8 @@
 """The curvature monitor in `fit`: what it writes, and that it disturbs nothing."""
 
+import pickle
 import sys
+import warnings
 
 import keras
 import numpy as np
@@ -17,6 +19,8 @@ from training.loop import (
 )
 
 import keras_secondorder as kso
+from keras_secondorder.callbacks import curvature_monitor
+from keras_secondorder.callbacks.batch import first_rows
 
 CurvatureMonitor = kso.callbacks.CurvatureMonitor
 STEP = {
@@ -254,9 +258,58 @@ def test_data_sets_are_left_alone(kfac):
             return X[8 * i : 8 * i + 8], Y[8 * i : 8 * i + 8]
 
     monitor = CurvatureMonitor(max_overhead=None, layers_every=1)
-    fit(kfac.model, Batches(), None, batch_size=None, callbacks=[monitor])
+    with pytest.warns(UserWarning, match=r"no group 'Network'.*`data=\(x, y\)`"):
+        fit(kfac.model, Batches(), None, batch_size=None, callbacks=[monitor])
     assert not any(tag.startswith("Network/") for tag in monitor.latest())
     assert "Layers/hidden/pi" in monitor.latest()
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (X, r"must be `\(x, y\)`.*Received a ndarray"),
+        ({"x": X, "y": Y}, "Received a dict"),
+        ((X,), "Received a tuple of 1"),
+        ((X, Y[:-1]), "as many rows as each other. Received 96, 95"),
+        ((X, "labels"), "Received ndarray, str"),
+    ],
+)
+def test_data_of_another_structure_are_refused(data, message):
+    with pytest.raises(ValueError, match=message):
+        CurvatureMonitor(data=data)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ((X[:, :5], Y), r"inputs of shape \(96, 5\) do not fit .*6"),
+        ((X, None), "no targets"),
+    ],
+)
+def test_data_that_do_not_fit_the_model_are_one_warning(adam, data, message):
+    monitor = CurvatureMonitor(data=data, max_overhead=None, top=3)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        fit(adam.model, X, Y, callbacks=[monitor])
+    ours = [str(w.message) for w in found if "CurvatureMonitor" in str(w.message)]
+    assert len(ours) == 1 and "no group 'Network'" in ours[0]
+    with pytest.warns(UserWarning, match=message):
+        warnings.warn(ours[0], stacklevel=1)
+    assert monitor.latest() == {}
+
+
+def test_class_weights_are_weights_of_the_fixed_batch(adam, monkeypatch):
+    """As Keras has them: a class that is not named weighs 1."""
+    expected = np.array([0.5, 1.0, 3.0])[Y[:40]]
+    for y in (np.eye(3)[Y], Y[:, None]):
+        *_, found = first_rows((X, y), 40, {0: 0.5, 2: 3.0})
+        np.testing.assert_array_equal(found, expected)
+    looks = []
+    monkeypatch.setattr(curvature_monitor, "Looks", lambda *a: looks.append(a))
+    monkeypatch.setattr(CurvatureMonitor, "_plan_tasks", lambda self, network: None)
+    monitor = CurvatureMonitor(rows=40, max_overhead=None)
+    fit(adam.model, X, Y, class_weight={0: 0.5, 2: 3.0}, callbacks=[monitor])
+    np.testing.assert_array_equal(looks[0][2][2], expected)
 
 
 def test_what_there_was_no_time_for_is_named(kfac):
@@ -277,6 +330,14 @@ def test_frame_with_pandas(kfac, monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", stand_in)
     steps, frame = kfac.monitor.frame()
     assert len(steps) == len(frame["Step/damping"])
+
+
+def test_a_folder_that_cannot_be_written_to_is_refused(adam, tmp_path):
+    pytest.importorskip("tensorboard")
+    (tmp_path / "file").touch()
+    monitor = CurvatureMonitor(tmp_path / "file", network_every=0)
+    with pytest.raises(ValueError, match="`log_dir` must be a folder that can be wr"):
+        fit(adam.model, X, Y, callbacks=[monitor])
 
 
 def test_without_tensorboard(monkeypatch, tmp_path):
@@ -328,3 +389,11 @@ def test_tonga_has_an_argument_named_blocks():
     monitor = kso.callbacks.CurvatureMonitor(max_overhead=None)
     model.fit(x, x[:, :1], batch_size=8, verbose=0, callbacks=[monitor])
     assert not any(tag.startswith("Layers/") for tag in monitor.latest())
+    # It keeps the numbers, and neither the model nor what looked at it.
+    assert "Step/damping" in monitor.latest() and monitor.model is None
+    assert pickle.loads(pickle.dumps(monitor)).latest() == monitor.latest()
+    # Another optimizer starts at step 0 again: its records are its own.
+    model.compile(optimizer="sgd", loss="mse")
+    monitor.network_every = 0
+    history = model.fit(x, x[:, :1], verbose=0, callbacks=[monitor]).history
+    assert monitor.latest() == {} and {*history} == {"loss"}

@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 
 import keras_secondorder as kso
-from keras_secondorder.callbacks.budget import Purse, Task
+from keras_secondorder.callbacks.budget import Purse, Task, run_all
 from keras_secondorder.callbacks.event_file import EventFile
+from keras_secondorder.callbacks.first_costs import FirstCosts
 from keras_secondorder.callbacks.records import Records
 from keras_secondorder.callbacks.step_times import StepTimes, intervals_of
 
@@ -21,19 +22,25 @@ class Clock:
         return self.now
 
 
-def simulate(costs, share, steps=10_000, step_seconds=0.01, every=10):
-    """`(spent by each task, training seconds)` of a training run."""
-    clock, purse, spent = Clock(), Purse(share), [0.0] * len(costs)
+def simulate(
+    costs, share, steps=10_000, step_seconds=0.01, every=10, first=0.0, whole=None
+):
+    """`(spent by each task, training seconds)` of a training run.
+
+    The first run of each task costs `first` more, which is its guess.
+    """
+    clock, purse, spent = Clock(), Purse(share, whole), [0.0] * len(costs)
 
     def work(i):
         def run(step):
-            clock.now += costs[i]
-            spent[i] += costs[i]
+            cost = costs[i] + (0.0 if spent[i] else first)
+            clock.now += cost
+            spent[i] += cost
 
         return run
 
     tasks = [
-        Task("group", str(i), work(i), purse, 0.0, every) for i in range(len(costs))
+        Task("group", str(i), work(i), purse, first, every) for i in range(len(costs))
     ]
     for step in range(1, steps + 1):
         for task in tasks:
@@ -68,6 +75,42 @@ def test_a_first_run_waits_until_its_guess_is_paid_for():
     assert not task.due(2, training=1e9)  # only when it is asked for
     task.ask()
     assert task.due(2, training=21.0)
+
+
+def test_a_first_run_is_paid_from_the_whole_and_keeps_to_it():
+    """It costs 2 s of 10% for all: after 20 s, where its own 2% would take 100 s."""
+    for training, ran in ((19.0, False), (30.0, True)):
+        whole = Purse(0.1)
+        (spent,), _ = simulate(
+            [0.01], share=0.02, steps=int(100 * training), first=2.0, whole=whole
+        )
+        assert (spent > 0) == ran
+        assert whole.spent == pytest.approx(spent) and spent <= 0.1 * training
+    # What comes after is spaced by its own share.
+    later = Purse(0.02, Purse(0.1))
+    later.pay(2.0, first=True)
+    assert later.allows(0.5, 30.0) and not later.allows(0.7, 30.0)
+
+
+def test_first_looks_are_guessed_to_compile():
+    model = keras.Sequential([keras.Input((30,)), keras.layers.Dense(20)])
+    model.compile(optimizer=kso.KFAC(), loss="mse")
+    costs = FirstCosts(model.optimizer)
+    assert costs.of("hessian", 4.0, 0.01) > 8.0
+    # A and G have a shape each.
+    least = {"jax": 0.6, "tensorflow": 0.04, "torch": 0.0}[keras.config.backend()]
+    assert costs.of("layers", 0.0, 0.01) >= least
+    assert costs.of("layers", 0.0, 0.01) < least + 0.1
+
+
+def test_what_fails_for_the_same_reason_is_one_warning():
+    def fail(step):
+        raise TypeError("no such thing")
+
+    tasks = [Task("Network", n, fail, Purse(None), 0.0) for n in ("a", "b")]
+    with pytest.warns(UserWarning, match="leaves out 'a', 'b' from step 3 on.*no suc"):
+        run_all(tasks, 3, Clock())
+    assert not tasks[0].due(4, 1.0)
 
 
 def test_parts_of_a_step_are_found_from_their_intervals():
@@ -125,6 +168,10 @@ def test_nothing_that_is_not_finite_is_kept(tmp_path):
     file.histogram("h", 3, [1.0, np.nan, 2.0])
     file.close()
     assert records.columns() == {"step": [3], "Step/rho": [1.5]}
+    records.file = None
+    records.scalars(4, {"Step/rho": 2.5})
+    records.forget(after=3)
+    assert records.latest() == {"Step/rho": 1.5}
     reader = EventAccumulator(str(tmp_path))
     reader.Reload()
     assert {*reader.Tags()["tensors"]} == {"Step/rho", "h"}

@@ -29,7 +29,11 @@ def test_moments_products_and_the_report(form, capsys):
     model.compile(optimizer=optimizer, loss="mse")
     monitor = kso.callbacks.CurvatureMonitor(max_overhead=None)
     model.fit(X, X[:, :2], batch_size=24, epochs=2, verbose=0, callbacks=[monitor])
-    assert f"Layers/{model.layers[0].name}/A_condition" in monitor.latest()
+    # Of factors that are not damped, as the product is, there is no such number.
+    damped = {"A_condition", "A_damping_share", "G_condition", "G_damping_share"}
+    seen = {f"Layers/{model.layers[0].name}/{name}" for name in damped | {"A_trace"}}
+    expected = seen if "tikhonov" not in form else {t for t in seen if "trace" in t}
+    assert seen & {*monitor.latest()} == expected
     assert all(np.isfinite(v) for v in monitor.latest().values())
     found = layers(optimizer)
     blocks = [b for b in optimizer.blocks if b.factors]
@@ -54,6 +58,17 @@ def test_moments_products_and_the_report(form, capsys):
 def test_a_report_before_the_first_step_has_no_factors():
     model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(2)])
     model.compile(optimizer=kso.KFAC(), loss="mse")
+    for arguments, message in (
+        ((X, X[:9, :2]), "as many rows as each other. Received 48, 9"),
+        ((X, X[:, :2], None, -3), "`rows` must be an integer of at least 2"),
+        ((X, X[:, :2], None, 2.5), "`rows` must be an integer"),
+        ((X, X[:, :2], None, 48, 0), "`top` must be an integer of at least 1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            kso.diagnostics.report(model, *arguments)
+    for call in (kso.diagnostics.plot, kso.coverage):
+        with pytest.raises(ValueError, match="must be .*Received"):
+            call(keras.layers.Dense(2))
     with pytest.warns(UserWarning, match="KFAC has taken no step yet"):
         found = kso.diagnostics.report(model, X, X[:, :2])
     assert found.layers == [] and found.errors == {} and found.gains == {}

@@ -108,6 +108,9 @@ def test_numbers_of_a_factor():
             "damping_share": 1.5 / 5.5,
         }
     )
+    # Where the product of the factors is damped, no factor is.
+    left = {*factor.scalars()} - {*factor._replace(damping=None).scalars()}
+    assert left == {"condition", "damping_share"}
     # Neither a zero matrix nor rounding below zero gives anything that is not finite.
     for e in (np.zeros(2), np.array([-1e-9, 1.0])):
         factor = Factor("A", e, np.zeros(2), np.diag(e), None)

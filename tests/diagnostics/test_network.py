@@ -8,6 +8,7 @@ import pytest
 
 import keras_secondorder as kso
 from keras_secondorder import diagnostics
+from keras_secondorder.diagnostics import network
 
 # Lanczos stops at a residual of 1e-2 of the largest eigenvalue; an eigenvalue's error
 # is then of the order of its square.
@@ -114,6 +115,25 @@ def test_density_integrates_to_one_and_has_the_moments_of_the_spectrum(probe, de
     # Of 30 random vectors: the deviation of v^T H v / v^T v, over sqrt(30).
     noise = np.sqrt(2 * np.var(e) / (len(e) + 2) / 30)
     assert abs(mean - e.mean()) <= 4 * noise
+
+
+def test_shares_of_eigenvalues_that_stand_out_from_zero(probe, dense, monkeypatch):
+    """Counted for few parameters, and estimated for many from the quadrature."""
+    e = np.linalg.eigvalsh(dense.hessian())
+    bound = 0.01 * abs(e).max()
+    expected = (e > bound).mean(), (e < -bound).mean()
+    assert min(expected) > 0.05 and sum(expected) < 0.95
+    density = probe.density(samples=30)
+    found = probe.shares(density)
+    assert found.exact
+    assert found[:2] == pytest.approx(expected)
+    monkeypatch.setattr(network, "MAX_EXACT_PRODUCTS", 0)
+    found = probe.shares(density)
+    assert not found.exact
+    for share, right in zip(found[:2], expected, strict=True):
+        # The deviation of the share of a random vector's square, over sqrt(30).
+        noise = np.sqrt(2 * right * (1 - right) / (len(e) + 2) / 30)
+        assert abs(share - right) <= 4 * noise
 
 
 def test_noise_scale(probe, dense):
