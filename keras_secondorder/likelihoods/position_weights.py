@@ -142,6 +142,8 @@ def with_shares(losses, sample_weight, share, count):
     Returns:
         The weights as they were where every loss is a mean.
     """
+    if isinstance(losses, dict):  # a wrapper of one, where TensorFlow is imported
+        losses = dict(losses)
     sums = keras.tree.map_structure(_is_sum, losses)
     known = {s for s in keras.tree.flatten(sums) if s is not None}
     if True not in known:
