@@ -9,8 +9,8 @@ from keras_secondorder.diagnostics import has_blocks
 SECONDS_PER_CUBE = 8e-11  # of the eigenvalues of a factor, per cube of its side
 PICTURE_SECONDS = 0.3
 # To compile what looks at factors of one shape, and the share of the time of the first
-# step that it takes at least; both on one core.
-SECONDS_PER_SHAPE = {"jax": 0.3, "tensorflow": 0.02, "torch": 0.0}
+# step that it takes at least; both on two cores.
+SECONDS_PER_SHAPE = {"jax": 0.15, "tensorflow": 0.02, "torch": 0.0}
 SHARE_OF_COMPILATION = {"jax": 0.1, "tensorflow": 0.0, "torch": 0.0}
 # Of a first measurement of the network at least, on one core.
 NETWORK_SECONDS = {"jax": 5.0, "tensorflow": 3.0, "torch": 0.5}

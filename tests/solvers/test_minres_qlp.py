@@ -52,7 +52,7 @@ def value(x):
 def test_agrees_with_lstsq(
     product, tensor, float64, kind, tolerance, condition, trancond
 ):
-    for seed, n in enumerate([5, 40]):
+    for seed, n in enumerate([5, 24]):
         A, b = system(kind, n, condition, seed)
         found = minres_qlp(product(A), tensor(b), trancond=trancond)
         expected = shortest(A, b)

@@ -246,7 +246,11 @@ def test_tunes_kfac(tmp_path):
             ]
         )
         damping = hp.Float("damping", 1e-3, 10.0, sampling="log")
-        model.compile(optimizer=kso.KFAC(damping=damping), loss="mse")
+        # Tracing each of the models takes far longer than training it.
+        eager = keras.backend.backend() == "tensorflow"
+        model.compile(
+            optimizer=kso.KFAC(damping=damping), loss="mse", run_eagerly=eager
+        )
         return model
 
     tuner = BiasedRandomSearch(
