@@ -134,6 +134,7 @@ def sampled_fisher_products(
     """
     network = objective.linearize_network()
     curves = objective.curves(network.outputs, network.aux[0])
+    heads = sorted({curve.output for curve in curves})
 
     def draw(i):
         random = CounterSeed(seed, ops.cast(number, "int32") * samples + i)
@@ -141,18 +142,14 @@ def sampled_fisher_products(
         def sampled(curve, z):
             return curve.likelihood.sampled_sqrt(z, random)
 
-        return sqrt_cotangents(curves, network.outputs, sampled)
+        cotangents = sqrt_cotangents(curves, network.outputs, sampled)
+        return [cotangents[head] for head in heads]
 
     # A loop, so that what is compiled does not grow with the number of draws.
-    known = [c is not None for c in draw(0)]
-    stacked = iter(
-        ops.map(
-            lambda i: [c for c in draw(i) if c is not None],
-            ops.arange(samples, dtype="int32"),
-        )
-    )
-    scale = 1.0 / math.sqrt(samples)
-    drawn = [next(stacked) * scale if k else None for k in known]
+    stacked = ops.map(draw, ops.arange(samples, dtype="int32"))
+    scale, drawn = 1.0 / math.sqrt(samples), [None] * len(network.outputs)
+    for head, cotangents in zip(heads, stacked, strict=True):
+        drawn[head] = cotangents * scale
     return _outer_products(network, drawn, samples, objective.examples)
 
 
@@ -235,11 +232,7 @@ def _example_weights(weights, examples):
     """The weight of every example: the sum of those of its positions."""
     if len(weights.shape) == 0:
         return ops.broadcast_to(weights / examples, (examples,))
-    return _by_example(weights, examples)
-
-
-def _by_example(values, examples):
-    return ops.sum(ops.reshape(values, (examples, -1)), axis=1)
+    return ops.sum(ops.reshape(weights, (examples, -1)), axis=1)
 
 
 def times_by_example(cotangents, numbers):
