@@ -13,9 +13,10 @@ def values(variables: list) -> list:
 
 def assign(variables: list, new: list, where=True) -> None:
     """Assign tensors to Keras variables, where a boolean scalar says so."""
-    for variable, old, value in zip(variables, values(variables), new, strict=True):
-        if value is not old:
-            variable.assign(value if where is True else ops.where(where, value, old))
+    for variable, value in zip(variables, new, strict=True):
+        if where is not True:
+            value = ops.where(where, value, *values([variable]))
+        variable.assign(value)
 
 
 def choose(condition, new, old):

@@ -41,6 +41,24 @@ def test_spd_inverse(mode, size):
 
 
 @pytest.mark.parametrize("mode", list(MODES))
+def test_orthonormal_bases_of_nested_spans(mode):
+    """The first columns span what the first columns did, up to their signs."""
+    given = np.random.default_rng(0).normal(size=(2, 30, 4)) * [1e3, 1.0, 1e-2, 1.0]
+    given[1, 7] = 0.0
+
+    def f(*matrices):
+        return autodiff.orthonormal(list(matrices), compiled=compiled_flags(mode))
+
+    tensors = [ops.convert_to_tensor(m.astype("float32")) for m in given]
+    for matrix, basis in zip(given, MODES[mode](f)(*tensors), strict=True):
+        Q, _ = np.linalg.qr(matrix)
+        cosines = np.abs(np.sum(Q * ops.convert_to_numpy(basis), axis=0))
+        np.testing.assert_allclose(cosines, 1.0, atol=1e-5)
+        identity = ops.convert_to_numpy(ops.matmul(ops.transpose(basis), basis))
+        np.testing.assert_allclose(identity, np.eye(4), atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", list(MODES))
 def test_spd_inverse_of_a_damped_stack(mode):
     """One of the three is not definite; its damping and scale are its own."""
     roots = np.random.default_rng(0).normal(size=(3, 4, 8))

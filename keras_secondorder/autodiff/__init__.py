@@ -17,6 +17,7 @@ no_grad = _backend.no_grad
 random_state = _backend.random_state
 set_random_state = _backend.set_random_state
 interpolate = _backend.interpolate
+orthonormal = _backend.orthonormal
 spd_inverses = _backend.spd_inverses
 symmetric_eigh = _backend.symmetric_eigh
 
@@ -40,6 +41,7 @@ __all__ = [
     "linearize",
     "linearize_gradient",
     "no_grad",
+    "orthonormal",
     "portable",
     "random_state",
     "set_random_state",

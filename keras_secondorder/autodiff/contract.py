@@ -39,6 +39,10 @@ The functions of a backend module:
                                          of shape (k,); NaN throughout where a
                                          factorisation fails; `compiled` says that the
                                          step runs inside XLA
+    orthonormal(matrices, compiled=False)
+                                      -> for each matrix (d, r) with d >= r, orthonormal
+                                         columns of which the first k span what its own
+                                         first k do
     symmetric_eigh(matrices, compiled=False)
                                       -> for each symmetric matrix, or stack (k, d, d),
                                          `(values, vectors)`: the eigenvalues, the least

@@ -55,6 +55,29 @@ def _invert(matrix, damping, scale):
         matrix /= scale
 
 
+def lapack_orthonormal(matrices) -> list:
+    """Orthonormal columns with the span of a matrix's own, by LAPACK's geqrf and orgqr.
+
+    Args:
+        matrices: Arrays of shape `(d, r)` with `d >= r`, float32 or float64.
+
+    Returns:
+        Arrays of the same shapes.
+    """
+    bases = []
+    for matrix in map(np.asarray, matrices):
+        prefix = "s" if matrix.dtype == np.float32 else "d"
+        geqrf, orgqr = (
+            getattr(lapack, prefix + "geqrf"),
+            getattr(lapack, prefix + "orgqr"),
+        )
+        with _threads(len(matrix)):
+            reflectors, tau, _, _ = geqrf(matrix)
+            basis, _, _ = orgqr(reflectors, tau, overwrite_a=1)
+        bases.append(np.ascontiguousarray(basis))
+    return bases
+
+
 def _threads(width):
     return _blas.limit(limits=1) if width <= ONE_THREAD else contextlib.nullcontext()
 

@@ -9,7 +9,7 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.tree_util import Partial
 
 from keras_secondorder.autodiff.contract import Linearization
-from keras_secondorder.autodiff.host import lapack_inverses
+from keras_secondorder.autodiff.host import lapack_inverses, lapack_orthonormal
 
 
 def vjp(f, primals, taps=True):
@@ -157,14 +157,30 @@ def spd_inverses(matrices, dampings, scales, compiled=False):
     where they are, also on a single core: a call to the host waits there for a copy of
     its arguments, which would have to be made by the thread that waits.
     """
-    one_device = jax.default_backend() == "cpu" and jax.device_count() == 1
-    if matrices and one_device and _cores() > 1:
-        specs = [jax.ShapeDtypeStruct(m.shape, m.dtype) for m in matrices]
-        return jax.pure_callback(lapack_inverses, specs, matrices, dampings, scales)
+    if matrices and _on_host():
+        return jax.pure_callback(
+            lapack_inverses, _like_them(matrices), matrices, dampings, scales
+        )
     return [
         _damped_inverse(*system)
         for system in zip(matrices, dampings, scales, strict=True)
     ]
+
+
+def orthonormal(matrices, compiled=False):
+    """Orthonormal bases; on the host where `spd_inverses` are, and for its reasons."""
+    if matrices and _on_host():
+        return jax.pure_callback(lapack_orthonormal, _like_them(matrices), matrices)
+    return [jnp.linalg.qr(m)[0] for m in matrices]
+
+
+def _like_them(matrices):
+    return [jax.ShapeDtypeStruct(m.shape, m.dtype) for m in matrices]
+
+
+def _on_host() -> bool:
+    one_device = jax.default_backend() == "cpu" and jax.device_count() == 1
+    return one_device and _cores() > 1
 
 
 def _cores() -> int:

@@ -160,6 +160,11 @@ def spd_inverses(matrices, dampings, scales, compiled=False):
     return inverses
 
 
+def orthonormal(matrices, compiled=False):
+    """Orthonormal bases."""
+    return [torch.linalg.qr(m)[0] for m in matrices]
+
+
 def symmetric_eigh(matrices, compiled=False):
     """Eigenvalues and eigenvectors; NaN where there are none."""
     pairs = []

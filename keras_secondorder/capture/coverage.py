@@ -116,7 +116,7 @@ def plan_blocks(
             while they are renewed, a step works in up to twice as much besides.
         eigenvalues: Whether Kronecker blocks keep eigenvalues, as many as weights.
         chains: Whether dense layers that follow each other are linked.
-        rank: Rank of the inverses of factors four times as large, or None.
+        rank: Rank of the inverses of factors three times as large, or None.
 
     Returns:
         Blocks that cover every trainable variable once, in the order of the model.

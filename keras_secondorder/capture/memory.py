@@ -8,7 +8,7 @@ FLOAT_BYTES = 4
 # Below this side a further split saves little, and the factor becomes diagonal.
 _SMALLEST_SPLIT = 32
 # From this many times its rank on a factor is inverted as one of low rank.
-_RANKS = 4
+_RANKS = 3
 
 
 class Side(NamedTuple):
@@ -87,7 +87,7 @@ def sides_of(
     Args:
         wrapper: The layer wrapper.
         max_factor_size: A side larger than this is diagonal.
-        rank: Rank of the inverses of those that are four times as large, or None.
+        rank: Rank of the inverses of those that are three times as large, or None.
 
     Returns:
         `(A, G)` for each affine map, or `(F,)` for a unitwise block.

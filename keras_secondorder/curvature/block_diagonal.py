@@ -44,7 +44,7 @@ class BlockDiagonal:
         factor_memory: Bytes for all factors and inverses; see `plan_blocks`.
         weight_sharing: "expand" or "reduce"; see `KroneckerBlock`.
         compiled: Whether the step runs inside XLA.
-        rank: Rank of the inverses of factors four times as large; None for all whole.
+        rank: Rank of the inverses of factors three times as large; None for all whole.
 
     References:
         Martens (2016), thesis, section 6.4.2.

@@ -9,7 +9,7 @@ from keras import ops
 
 from keras_secondorder.autodiff import interpolate, spd_inverses
 from keras_secondorder.capture import Side
-from keras_secondorder.curvature.low_rank import LowRank
+from keras_secondorder.curvature.low_rank import LowRank, Subspace, low_ranks, traces
 
 # pi outside this range says that a factor vanishes, not that it is small.
 PI_RANGE = (1e-6, 1e6)
@@ -74,7 +74,7 @@ def counts(indices, weights, side: Side):
 def multiply_left(inverse, V, side: Side):
     """`inverse @ V` for V of shape `(size, k)`, or `(stack, size, k)`."""
     if isinstance(inverse, LowRank):
-        return inverse.left(V)
+        return inverse.left(V)[0]
     if side.width == 1:
         return ops.reshape(inverse, (*V.shape[:-1], 1)) * V
     product = ops.matmul(inverse, _in_blocks(V, side))
@@ -109,13 +109,9 @@ def _in_blocks(V, side: Side):
 def mean_eigenvalue(factor, side: Side):
     """Trace over size: a scalar, or one for each matrix of the stack."""
     if side.stack == 1:
-        return ops.sum(_traces(factor)) / side.size
-    traces = ops.reshape(_traces(factor), (side.stack, side.blocks))
-    return ops.sum(traces, axis=-1) / side.size
-
-
-def _traces(factor):
-    return ops.trace(factor, axis1=-2, axis2=-1)
+        return ops.sum(traces(factor)) / side.size
+    by_block = ops.reshape(traces(factor), (side.stack, side.blocks))
+    return ops.sum(by_block, axis=-1) / side.size
 
 
 def trace_norm_pi(A, G, sides: tuple | None = None):
@@ -149,14 +145,16 @@ def damped_inverses(factors: list, dampings: list, compiled: bool = False) -> li
 
     Args:
         factors: Symmetric positive semi-definite matrices, shape `(d, d)` each, or
-            stacks of them, shape `(k, d, d)`, or `LowRank` ones.
+            stacks of them, shape `(k, d, d)`, or a `Subspace` for a `LowRank` inverse.
         dampings: A positive scalar for each, or one for each of an equal share of
             the stack, shape `(k / m,)`.
         compiled: Whether the step runs inside XLA.
 
     Returns:
-        The inverses, of the same kinds; NaN throughout where a factorisation failed.
+        The inverses; NaN throughout where a factorisation failed.
     """
+    found = iter(low_ranks([f for f in factors if isinstance(f, Subspace)], compiled))
+    factors = [next(found) if isinstance(f, Subspace) else f for f in factors]
     matrices = [f.within if isinstance(f, LowRank) else f for f in factors]
     systems = [
         (m, *_damping_and_scale(m, d)) for m, d in zip(matrices, dampings, strict=True)
@@ -177,7 +175,7 @@ def damped_inverses(factors: list, dampings: list, compiled: bool = False) -> li
 
 def _damping_and_scale(factor, damping) -> tuple:
     """Damping that rounding does not lose, and the mean eigenvalues with it."""
-    d, trace = factor.shape[-1], _traces(factor)
+    d, trace = factor.shape[-1], traces(factor)
     if len(factor.shape) == 3 and len(damping.shape) == 1:
         damping = ops.repeat(damping, factor.shape[0] // damping.shape[0])
     damping = raised(damping, trace)

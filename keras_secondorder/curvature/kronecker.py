@@ -5,7 +5,8 @@ from collections.abc import Callable
 from keras import ops
 
 from keras_secondorder import vectors
-from keras_secondorder.capture import Block
+from keras_secondorder.capture import Block, Side
+from keras_secondorder.capture.dense import DenseWrapper
 from keras_secondorder.curvature.factor import (
     counts,
     inverse_of,
@@ -15,7 +16,7 @@ from keras_secondorder.curvature.factor import (
     trace_norm_pi,
     zeros_of,
 )
-from keras_secondorder.curvature.low_rank import LowRank, low_rank
+from keras_secondorder.curvature.low_rank import LowRank, Subspace
 from keras_secondorder.curvature.rows import all_rows, gradient_rows, input_rows, spread
 
 SHARINGS = ("expand", "reduce")
@@ -190,7 +191,7 @@ class KroneckerBlock:
         dampings = self.dampings_of(factors, gamma, eta)
         before = self.by_factor(vectors.values(self._kept))
         factors = [
-            low_rank(factor, old.basis) if isinstance(old, LowRank) else factor
+            Subspace(factor, old.basis) if isinstance(old, LowRank) else factor
             for factor, old in zip(factors, before, strict=True)
         ]
         return factors, dampings
@@ -231,9 +232,12 @@ class KroneckerBlock:
         count, results = len(self.parts), []
         for i, values in enumerate(self.wrapper.split(V)):
             part, (side_a, side_g) = self.parts[i], self.sides[i]
-            U = multiply_left(matrices[i], part.to_matrix(values), side_a)
-            U = multiply_right(U, matrices[count + i], side_g)
-            results.append(part.from_matrix(U))
+            left, right = matrices[i], matrices[count + i]
+            if type(part) is DenseWrapper and isinstance(left, LowRank):
+                results.append(_by_rows(values, left, right, side_g))
+                continue
+            U = multiply_left(left, part.to_matrix(values), side_a)
+            results.append(part.from_matrix(multiply_right(U, right, side_g)))
         return self.wrapper.join(results)
 
     def multiply(self, v: list) -> list:
@@ -275,3 +279,10 @@ class KroneckerBlock:
         from_gradient = A.size * G.product_cost + G.size * A.product_cost
         a_row = A.product_cost + G.product_cost + A.size * G.size
         return rows * a_row < from_gradient
+
+
+def _by_rows(values: list, left, right, side: Side) -> list:
+    """`A V G` of a dense layer, kernel and bias apart: both together are a copy."""
+    rows = [ops.reshape(ops.cast(v, "float32"), (-1, v.shape[-1])) for v in values]
+    products = left.left(*(multiply_right(V, right, side) for V in rows))
+    return [ops.reshape(u, v.shape) for u, v in zip(products, values, strict=True)]

@@ -4,6 +4,7 @@ from keras import ops
 
 from keras_secondorder.autodiff import symmetric_eigh
 from keras_secondorder.curvature.factor import raised, scaled_damped
+from keras_secondorder.curvature.low_rank import traces
 
 
 def joint_roots(factors: list, dampings: list, others: list, compiled=False) -> list:
@@ -30,7 +31,7 @@ def joint_roots(factors: list, dampings: list, others: list, compiled=False) -> 
         matrix, scale = scaled_damped(A, damping)
         scaled.append(matrix)
         scales.append(scale)
-        least.append(raised(damping, ops.trace(A)) / scale[0, 0])
+        least.append(raised(damping, traces(A)) / scale[0, 0])
     roots, reduced = [], []
     for (a, Q), C, scale, low in zip(
         symmetric_eigh(scaled, compiled), others, scales, least, strict=True

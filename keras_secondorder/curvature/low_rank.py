@@ -1,10 +1,13 @@
 """A symmetric matrix as one of low rank plus a multiple of the identity."""
 
 import functools
+import itertools
 from typing import NamedTuple
 
 import numpy as np
 from keras import ops
+
+from keras_secondorder.autodiff import orthonormal
 
 # How much of a start that is fixed joins the subspace of the last time, so that no
 # direction stays out of sight for good.
@@ -24,10 +27,14 @@ class LowRank(NamedTuple):
     core: object
     scale: object
 
-    def left(self, V):
-        """The matrix times `V` of shape `(d, k)`."""
-        inside = ops.matmul(self.core, ops.matmul(ops.transpose(self.basis), V))
-        return self.scale * V + ops.matmul(self.basis, inside)
+    def left(self, *rows):
+        """The matrix times `V` of shape `(d, k)`, both as lists of blocks of rows."""
+        ends = itertools.accumulate((V.shape[0] for V in rows), initial=0)
+        bases = [self.basis[a:b] for a, b in itertools.pairwise(ends)]
+        parts = list(zip(bases, rows, strict=True))
+        within = sum(ops.matmul(ops.transpose(Q), V) for Q, V in parts)
+        inside = ops.matmul(self.core, within)
+        return [self.scale * V + ops.matmul(Q, inside) for Q, V in parts]
 
     def right(self, V):
         """`V` of shape `(k, d)` times the matrix."""
@@ -36,7 +43,7 @@ class LowRank(NamedTuple):
 
     def to_dense(self):
         """The matrix itself, shape `(d, d)`."""
-        return self.left(ops.eye(self.basis.shape[0], dtype=self.basis.dtype))
+        return self.left(ops.eye(self.basis.shape[0], dtype=self.basis.dtype))[0]
 
     @property
     def within(self):
@@ -56,8 +63,20 @@ class LowRank(NamedTuple):
         return cls(basis, core, outside)
 
 
-def low_rank(matrix, start) -> LowRank:
-    """The dominant subspace of a matrix, with the mean of all other eigenvalues.
+class Subspace(NamedTuple):
+    """A matrix, and where to look for its dominant subspace.
+
+    Attributes:
+        matrix: Symmetric positive semi-definite, shape `(d, d)`.
+        start: A basis to start from, shape `(d, r)`; zeros where there is none yet.
+    """
+
+    matrix: object
+    start: object
+
+
+def low_ranks(sought: list[Subspace], compiled: bool = False) -> list[LowRank]:
+    """The dominant subspace of each matrix, with the mean of all other eigenvalues.
 
     ```
     Q = orth(M start),   B = Q^T M Q,   c = (tr M - tr B) / (d - r)
@@ -68,26 +87,41 @@ def low_rank(matrix, start) -> LowRank:
     same it is all that is needed, and a few from nothing. The trace is exact.
 
     Args:
-        matrix: Symmetric positive semi-definite, shape `(d, d)`.
-        start: A basis to start from, shape `(d, r)`; zeros where there is none yet.
+        sought: The matrices.
+        compiled: Whether the step runs inside XLA.
 
     Returns:
-        The approximation, positive semi-definite.
+        The approximations, positive semi-definite.
 
     References:
         Puiu (2022), *Randomized K-FACs*, for factors of low rank in K-FAC, without the
         mean of the rest; Tipping & Bishop (1999), *Probabilistic principal component
         analysis*, equation 8, for that mean.
     """
-    d, r = start.shape
-    start = start + ops.convert_to_tensor(_probe(d, r))
-    Y = ops.matmul(matrix, start)
-    Q, _ = ops.qr(Y)
+    probes = [ops.convert_to_tensor(_probe(*start.shape)) for _, start in sought]
+    images = [
+        ops.matmul(M, start + probe)
+        for (M, start), probe in zip(sought, probes, strict=True)
+    ]
+    bases = orthonormal(images, compiled)
+    return [
+        _projected(M, Y, Q) for (M, _), Y, Q in zip(sought, images, bases, strict=True)
+    ]
+
+
+def _projected(M, Y, Q) -> LowRank:
+    """`M` in the span of `Q`, an orthonormal basis of that of `Y`."""
+    d, r = Q.shape
     # An input that was always zero has no part in Q; rounding would give it one.
     Q = ops.where(ops.any(Y != 0, axis=1, keepdims=True), Q, 0.0)
-    B = ops.matmul(ops.transpose(Q), ops.matmul(matrix, Q))
-    rest = ops.maximum(ops.trace(matrix) - ops.trace(B), 0.0) / (d - r)
+    B = ops.matmul(ops.transpose(Q), ops.matmul(M, Q))
+    rest = ops.maximum(traces(M) - traces(B), 0.0) / (d - r)
     return LowRank.split(Q, 0.5 * (B + ops.transpose(B)), rest)
+
+
+def traces(matrices):
+    """The trace of a matrix, or of each of a stack; `ops.trace` passes over it all."""
+    return ops.sum(ops.diagonal(matrices, axis1=-2, axis2=-1), axis=-1)
 
 
 @functools.cache

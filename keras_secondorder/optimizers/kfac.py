@@ -69,7 +69,7 @@ class KFAC(SecondOrderOptimizer):
         momentum: `mu`: a number, a schedule, or "adaptive" (with an adaptive learning
             rate only). "auto" is "adaptive" there, and 0.9 otherwise.
         damping: `lambda`: a number, a schedule, or an `AdaptiveDamping` object.
-            "auto" is `AdaptiveDamping(None, 10, minimum=None, gamma_every=None,
+            "auto" is `AdaptiveDamping(None, 20, minimum=None, gamma_every=None,
             share=0.01)`, in units of the first loss.
         norm_constraint: Bound on `delta^T F delta` of a step: a number, a schedule, a
             `RelativeRadius`, or None. "auto" is `RelativeRadius()` with a given
@@ -84,8 +84,7 @@ class KFAC(SecondOrderOptimizer):
         fisher: Which Fisher matrix: "sampled" draws one target an example from the
             model's own predictions, "exact" sums over all of them, "empirical" takes
             the labels.
-        statistics_fraction: Share of the batch that statistics are taken on, tau1; at
-            least 64 examples.
+        statistics_fraction: Share of the batch for statistics, tau1; 64 rows at least.
         quadratic_fraction: Share for the quadratic model, tau2; at least 64 examples.
         statistics_every: Steps between two updates of A and G.
         inverse_every: Steps between two updates of the inverses, T3.
@@ -93,7 +92,7 @@ class KFAC(SecondOrderOptimizer):
         on_unsupported: Block of variables without a Kronecker block: "diagonal",
             "gradient" or "error". `coverage(model)` shows them.
         max_factor_size: Largest side of a factor; a larger one is diagonal.
-        rank: Rank of the inverses of factors four times as large and larger, apart from
+        rank: Rank of the inverses of factors at least three times as large, apart from
             a multiple of the identity, in the block-diagonal form with factored
             damping; None inverts all of them whole.
         factor_memory: Bytes for all factors and inverses, a quarter of the machine's
@@ -232,7 +231,7 @@ class KFAC(SecondOrderOptimizer):
             for i, v in enumerate(model.trainable_variables)
         )
         self.build_damping(
-            AdaptiveDamping(None, 10, minimum=None, gamma_every=None, share=0.01)
+            AdaptiveDamping(None, 20, minimum=None, gamma_every=None, share=0.01)
         )
         initial = self._damping_rule.initial if self._adapted else None
         self.gamma = self.add_scalar("gamma", float(initial or 0.0) ** 0.5)
@@ -316,7 +315,9 @@ class KFAC(SecondOrderOptimizer):
 
         step, direction = chosen.step, chosen.direction
         update = vectors.scale(-step.learning_rate, direction)
-        finite = ops.logical_and(finite, vectors.is_finite(update))
+        successive = vectors.cosine(direction, previous)
+        # With the cosine: XLA copies `previous` unless its assignment waits for it.
+        finite = ops.logical_and(finite, vectors.is_finite([*update, successive]))
         logs = {
             "damping": damping,
             "gamma": chosen.gamma,
@@ -332,7 +333,6 @@ class KFAC(SecondOrderOptimizer):
                 due, objective, loss, gradient, quadratic_model, step, update, damping
             )
             (logs["rho"],) = vectors.values([self.rho])
-        successive = vectors.cosine(direction, previous)
         vectors.assign(self.previous, direction, where=finite)
         results = direction, finite, linear.aux.state, logs
         return StepResult(*results, loss, gradient, successive, measured)
