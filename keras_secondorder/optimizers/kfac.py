@@ -134,7 +134,7 @@ class KFAC(SecondOrderOptimizer):
         tikhonov: str = "factored",
         fisher: str = "sampled",
         statistics_fraction: float = 0.25,
-        quadratic_fraction: float = 0.25,
+        quadratic_fraction: float = 0.125,
         statistics_every: int = 2,
         inverse_every: int = 20,
         statistics_decay: float = 0.95,
@@ -198,8 +198,9 @@ class KFAC(SecondOrderOptimizer):
         """
         if not isinstance(damping, AdaptiveDamping):
             damping = AdaptiveDamping(damping)
-        settings = {"learning_rate": "adaptive", "statistics_every": 1, "rank": None}
-        return cls(**{**settings, "damping": damping, **kwargs})
+        settings = {"learning_rate": "adaptive", "damping": damping, "rank": None}
+        settings |= {"statistics_every": 1, "quadratic_fraction": 0.25, **kwargs}
+        return cls(**settings)
 
     def _rule(self) -> StepRule:
         if self.step_rule is not None:
@@ -264,8 +265,7 @@ class KFAC(SecondOrderOptimizer):
         k = ops.cast(self.iterations, "int32")
         rows = objective.examples if isinstance(objective.examples, int) else None
         whole = objective.whole_batch(self.statistics_fraction)
-        taps = whole or self.curvature.rows_pay(rows)
-        linear = objective.linearize(taps=taps)
+        linear = objective.linearize(taps=whole or self.curvature.rows_pay(rows))
         loss, inputs, weights = linear.outputs[0], *linear.aux[:2]
         gradient, taps = objective.gradient(linear)
         finite = ops.logical_and(ops.isfinite(loss), vectors.is_finite(gradient))
