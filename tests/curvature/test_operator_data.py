@@ -260,14 +260,14 @@ def test_saturated_outputs_r8(head):
 
 # --- draws -------------------------------------------------------------------------
 
-SAMPLES, COPIES = 4, 100
+SAMPLES, COPIES = 4, 64
 
 
 def test_sampled_fisher_in_expectation():
-    """The mean of 400 draws: 4 on each of 100 copies of a batch.
+    """The mean of 256 draws: 4 on each of 64 copies of a batch.
 
     The variance of one draw is summed over all targets. Copies that shared their draws
-    would be off by ten standard errors.
+    would be off by eight standard errors.
     """
     model = problems.sequential([problems.dense(3)], inputs=(2,))
     model.compile(loss=LOGITS)
@@ -283,9 +283,7 @@ def test_sampled_fisher_in_expectation():
     made = array(ours.to_dense())
     assert 0.2 * error < np.linalg.norm(made - right.sum(0)) < 4 * error
     v = np.arange(9.0)
-    again = array(ours @ v)
-    close(again, made @ v)
-    np.testing.assert_array_equal(array(ours @ v), again)
+    close(ours @ v, made @ v)  # the same draws a second time
     other = array(fisher(model, [(x,)] * 2, samples=SAMPLES, seed=1).to_dense())
     assert np.abs(other - made).max() > RTOL * np.abs(made).max()
 

@@ -17,6 +17,7 @@ EIGENVALUE_RTOL = 1e-3
 RTOL = 1e-4
 DATA = problems.classification(24)
 PENALTY = 0.01
+SAMPLES = 12  # random vectors
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +77,7 @@ def dense(model):
 
 @pytest.fixture(scope="module")
 def density(probe):
-    return probe.density(samples=30, steps=53)
+    return probe.density(samples=SAMPLES, steps=53)
 
 
 def largest(matrix, k):
@@ -116,8 +117,8 @@ def test_density_integrates_to_one_and_has_the_moments_of_the_spectrum(density, 
     assert np.trapezoid(density.density, density.grid) == pytest.approx(1.0)
     e = np.linalg.eigvalsh(dense.hessian())
     mean = density.weights @ density.nodes
-    # Of 30 random vectors: the deviation of v^T H v / v^T v, over sqrt(30).
-    noise = np.sqrt(2 * np.var(e) / (len(e) + 2) / 30)
+    # The deviation of v^T H v / v^T v, over sqrt(SAMPLES).
+    noise = np.sqrt(2 * np.var(e) / (len(e) + 2) / SAMPLES)
     assert abs(mean - e.mean()) <= 4 * noise
 
 
@@ -136,8 +137,8 @@ def test_shares_of_eigenvalues_that_stand_out_from_zero(
     found = probe.shares(density)
     assert not found.exact
     for share, right in zip(found[:2], expected, strict=True):
-        # The deviation of the share of a random vector's square, over sqrt(30).
-        noise = np.sqrt(2 * right * (1 - right) / (len(e) + 2) / 30)
+        # The deviation of the share of a random vector's square, over sqrt(SAMPLES).
+        noise = np.sqrt(2 * right * (1 - right) / (len(e) + 2) / SAMPLES)
         assert abs(share - right) <= 4 * noise
 
 
