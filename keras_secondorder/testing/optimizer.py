@@ -9,7 +9,7 @@ import keras
 import numpy as np
 from keras import ops
 
-ROWS, FEATURES, STEPS = 48, 6, 9
+ROWS, FEATURES, STEPS = 48, 6, 7
 
 
 def check_optimizer(
