@@ -260,14 +260,14 @@ def test_saturated_outputs_r8(head):
 
 # --- draws -------------------------------------------------------------------------
 
-SAMPLES, COPIES = 4, 64
+SAMPLES, COPIES = 4, 100
 
 
 def test_sampled_fisher_in_expectation():
-    """The mean of 256 draws: 4 on each of 64 copies of a batch.
+    """The mean of 400 draws: 4 on each of 100 copies of a batch.
 
     The variance of one draw is summed over all targets. Copies that shared their draws
-    would be off by eight standard errors.
+    would be off by ten standard errors.
     """
     model = problems.sequential([problems.dense(3)], inputs=(2,))
     model.compile(loss=LOGITS)
@@ -282,7 +282,7 @@ def test_sampled_fisher_in_expectation():
     ours = fisher(model, [(x,)] * COPIES, samples=SAMPLES)
     made = array(ours.to_dense())
     assert 0.2 * error < np.linalg.norm(made - right.sum(0)) < 4 * error
-    close(ours @ np.arange(9.0), made @ np.arange(9.0))  # the same draws again
+    np.testing.assert_array_equal(array(ours.to_dense()), made)
     other = array(fisher(model, [(x,)] * 2, samples=SAMPLES, seed=1).to_dense())
     assert np.abs(other - made).max() > RTOL * np.abs(made).max()
 

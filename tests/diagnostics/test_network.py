@@ -17,7 +17,7 @@ EIGENVALUE_RTOL = 1e-3
 RTOL = 1e-4
 DATA = problems.classification(24)
 PENALTY = 0.01
-SAMPLES = 12  # random vectors
+SAMPLES = 30  # random vectors
 
 
 @pytest.fixture(scope="module")
