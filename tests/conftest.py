@@ -9,6 +9,8 @@ import pytest
 # collections that tracing sets off has fewer objects to look at.
 gc.collect()
 gc.freeze()
+# And fewer of them: by default, each 700 new objects set one off.
+gc.set_threshold(200_000, 20, 100)
 
 
 @pytest.fixture(autouse=True)

@@ -308,15 +308,15 @@ def _kfac_cases():
         "eigenvalue corrected": KfacCase(
             (5, 3), ("tanh", "linear"), softmax, "ce_logits",
             {**trust, "norm_constraint": 0.02, "form": "corrected"},
-            (0.01, 0.003), (0, 1, 2),
+            (0.01, 0.003),
         ),
-        # Batches of 8, 8 and 7 rows; one row of weight 0, columns that are zero or
-        # copies. A trial of gamma in the third step.
+        # One row of weight 0, columns that are zero or copies. A trial of gamma in the
+        # third step.
         "tridiagonal": KfacCase(
             (4, 3, 5, 3), ("tanh", "sigmoid", "tanh", "linear"), softmax, "ce_logits",
             {"damping": 0.3, "damping_every": 1, "gamma_every": 2,
              "form": "tridiagonal"},
-            (0.01, 0.0), (0, 1, 2),
+            (0.01, 0.0),
         ),
     }  # fmt: skip
 

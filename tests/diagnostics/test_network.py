@@ -17,6 +17,7 @@ EIGENVALUE_RTOL = 1e-3
 RTOL = 1e-4
 DATA = problems.classification(24)
 PENALTY = 0.01
+SAMPLES = 30  # random vectors
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +75,11 @@ def dense(model):
     return Dense(model)
 
 
+@pytest.fixture(scope="module")
+def density(probe):
+    return probe.density(samples=SAMPLES, steps=53)
+
+
 def largest(matrix, k):
     e = np.linalg.eigvalsh(matrix)
     return e[np.argsort(-abs(e))][:k]
@@ -107,23 +113,23 @@ def test_gauss_newton(probe, dense):
     assert spectrum.trace == pytest.approx(np.trace(G), rel=0.1)
 
 
-def test_density_integrates_to_one_and_has_the_moments_of_the_spectrum(probe, dense):
-    density = probe.density(samples=30, steps=53)
+def test_density_integrates_to_one_and_has_the_moments_of_the_spectrum(density, dense):
     assert np.trapezoid(density.density, density.grid) == pytest.approx(1.0)
     e = np.linalg.eigvalsh(dense.hessian())
     mean = density.weights @ density.nodes
-    # Of 30 random vectors: the deviation of v^T H v / v^T v, over sqrt(30).
-    noise = np.sqrt(2 * np.var(e) / (len(e) + 2) / 30)
+    # The deviation of v^T H v / v^T v, over sqrt(SAMPLES).
+    noise = np.sqrt(2 * np.var(e) / (len(e) + 2) / SAMPLES)
     assert abs(mean - e.mean()) <= 4 * noise
 
 
-def test_shares_of_eigenvalues_that_stand_out_from_zero(probe, dense, monkeypatch):
+def test_shares_of_eigenvalues_that_stand_out_from_zero(
+    probe, density, dense, monkeypatch
+):
     """Counted for few parameters, and estimated for many from the quadrature."""
     e = np.linalg.eigvalsh(dense.hessian())
     bound = 0.01 * abs(e).max()
     expected = (e > bound).mean(), (e < -bound).mean()
     assert min(expected) > 0.05 and sum(expected) < 0.95
-    density = probe.density(samples=30)
     found = probe.shares(density)
     assert found.exact
     assert found[:2] == pytest.approx(expected)
@@ -131,8 +137,8 @@ def test_shares_of_eigenvalues_that_stand_out_from_zero(probe, dense, monkeypatc
     found = probe.shares(density)
     assert not found.exact
     for share, right in zip(found[:2], expected, strict=True):
-        # The deviation of the share of a random vector's square, over sqrt(30).
-        noise = np.sqrt(2 * right * (1 - right) / (len(e) + 2) / 30)
+        # The deviation of the share of a random vector's square, over sqrt(SAMPLES).
+        noise = np.sqrt(2 * right * (1 - right) / (len(e) + 2) / SAMPLES)
         assert abs(share - right) <= 4 * noise
 
 

@@ -128,7 +128,7 @@ def test_a_multiple_of_the_loss_has_the_same_steps(optimizer):
         options = {"fisher": "exact"} if optimizer is kso.KFAC else {}
         model = classifier()
         model.compile(optimizer(**options), crossentropy(), loss_weights=factor)
-        history = fit(model, x, y, batch_size=256, epochs=20)
+        history = fit(model, x, y, batch_size=256, epochs=11)
         runs.append((arrays(model.weights), np.array(history["damping"]) / factor))
     (weights, damping), (scaled, scaled_damping) = runs
     assert damping[-1] != damping[0]

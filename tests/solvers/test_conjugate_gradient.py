@@ -151,8 +151,8 @@ def test_progress_is_not_judged_while_q_is_positive(product, tensor):
 
 
 def test_diagonal_preconditioner_saves_nine_tenths_of_the_iterations(tensor):
-    diagonal = np.geomspace(1.0, 1e6, 100)
-    a, b = tensor(diagonal), tensor(np.ones(100))
+    diagonal = np.geomspace(1.0, 1e4, 40)
+    a, b = tensor(diagonal), tensor(np.ones(40))
     rows = {}
     for name, preconditioner in [("plain", None), ("diagonal", lambda r: r / a)]:
         rows[name] = conjugate_gradient(

@@ -254,9 +254,9 @@ def test_tunes_kfac(tmp_path):
         return model
 
     tuner = BiasedRandomSearch(
-        build, "loss", max_trials=3, initial_trials=1, seed=0, directory=tmp_path
+        build, "loss", max_trials=2, initial_trials=1, seed=0, directory=tmp_path
     )
-    tuner.search(x, y, batch_size=64, epochs=2, verbose=0)
+    tuner.search(x, y, batch_size=128, epochs=2, verbose=0)
     assert all(t.status == "COMPLETED" for t in tuner.oracle.trials.values())
     model = tuner.get_best_models()[0]
     best = tuner.oracle.get_best_trials()[0].score
