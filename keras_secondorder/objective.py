@@ -24,6 +24,7 @@ from keras_secondorder.likelihoods import (
 )
 
 MIN_ROWS = 64  # the fewest examples that a fraction of a batch is cut down to
+AUTO = 0.25, 128  # the fraction "auto", and the most examples that it is
 
 
 class Pass(NamedTuple):
@@ -275,13 +276,14 @@ class Objective:
     def whole_batch(self, fraction: float) -> bool:
         """Whether a fraction of the batch is known to be all of it."""
         total = self.examples
-        return fraction >= 1.0 or (isinstance(total, int) and total <= MIN_ROWS)
+        few = isinstance(total, int) and total <= MIN_ROWS
+        return few or (fraction != "auto" and fraction >= 1.0)
 
     def subset(self, fraction: float, weights: list) -> tuple:
         """Some examples of the batch, spread evenly over it.
 
         Args:
-            fraction: Share of the examples, in (0, 1].
+            fraction: Share of the examples, in (0, 1], or "auto".
             weights: Position weights of the heads on the whole batch.
 
         Returns:
@@ -300,12 +302,14 @@ class Objective:
     def _rows(self, fraction):
         """Indices of a share of the examples, and their number."""
         total = self.examples
+        fraction, most = AUTO if fraction == "auto" else (fraction, total)
         if isinstance(total, int):
-            count = max(MIN_ROWS, round(total * fraction))
+            count = max(MIN_ROWS, min(most, round(total * fraction)))
             rows = np.arange(count, dtype="int64") * total // count
             return ops.convert_to_tensor(rows.astype("int32")), count
         share = ops.cast(ops.cast(total, "float32") * fraction, "int32")
-        count = ops.minimum(total, ops.maximum(share, MIN_ROWS))
+        share = ops.maximum(ops.minimum(share, most), MIN_ROWS)
+        count = ops.minimum(total, share)
         # 64 bits: the products go beyond 2^31 from 93,000 rows on.
         rows = ops.cast(ops.arange(count), "int64") * ops.cast(total, "int64")
         return ops.cast(rows // ops.cast(count, "int64"), "int32"), count

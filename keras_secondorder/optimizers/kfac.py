@@ -81,10 +81,10 @@ class KFAC(SecondOrderOptimizer):
             "eigenvalue_corrected" for EKFAC.
         tikhonov: How `lambda I` enters: "factored", as above, or "exact", through the
             eigenbases of A and G; not for "block_tridiagonal".
-        fisher: Which Fisher matrix: "sampled" draws one target an example from the
-            model's own predictions, "exact" sums over all of them, "empirical" takes
-            the labels.
+        fisher: "sampled" draws one target an example from the model's predictions,
+            "exact" sums over all of them, "empirical" takes the labels.
         statistics_fraction: Share of the batch for statistics, tau1; 64 rows at least.
+            "auto" is a quarter, of at most 128 rows.
         quadratic_fraction: Share for the quadratic model, tau2; at least 64 examples.
         statistics_every: Steps between two updates of A and G.
         inverse_every: Steps between two updates of the inverses, T3.
@@ -133,7 +133,7 @@ class KFAC(SecondOrderOptimizer):
         approximation: str = "block_diagonal",
         tikhonov: str = "factored",
         fisher: str = "sampled",
-        statistics_fraction: float = 0.25,
+        statistics_fraction: float | str = "auto",
         quadratic_fraction: float = 0.125,
         statistics_every: int = 2,
         inverse_every: int = 20,
@@ -166,6 +166,8 @@ class KFAC(SecondOrderOptimizer):
         ):
             if isinstance(value, int | float):
                 check_range(name, value, 0, most)
+            elif isinstance(value, str):
+                check_one_of(name, value, ("auto",))
         check_damping(damping, kwargs)
         super().__init__(1.0 if adaptive else learning_rate, **kwargs)
         self.adaptive = adaptive
@@ -198,9 +200,9 @@ class KFAC(SecondOrderOptimizer):
         """
         if not isinstance(damping, AdaptiveDamping):
             damping = AdaptiveDamping(damping)
-        settings = {"learning_rate": "adaptive", "damping": damping, "rank": None}
-        settings |= {"statistics_every": 1, "quadratic_fraction": 0.25, **kwargs}
-        return cls(**settings)
+        settings = {"learning_rate": "adaptive", "statistics_every": 1, "rank": None}
+        quarters = {"statistics_fraction": 0.25, "quadratic_fraction": 0.25}
+        return cls(**{**settings, **quarters, "damping": damping, **kwargs})
 
     def _rule(self) -> StepRule:
         if self.step_rule is not None:
@@ -326,21 +328,19 @@ class KFAC(SecondOrderOptimizer):
         }
         measured = UNMEASURED
         if self._adapted:
-            due = ops.logical_and(
-                finite, ops.equal((k + 1) % self._damping_rule.every, 0)
-            )
+            due = ops.equal((k + 1) % self._damping_rule.every, 0)
+            due = ops.logical_and(finite, due)
             measured = self._adapt_damping(
                 due, objective, loss, gradient, quadratic_model, step, update, damping
             )
             (logs["rho"],) = vectors.values([self.rho])
         vectors.assign(self.previous, direction, where=finite)
-        results = direction, finite, linear.aux.state, logs
-        return StepResult(*results, loss, gradient, successive, measured)
+        seen = loss, gradient, successive, measured
+        return StepResult(direction, finite, linear.aux.state, logs, *seen)
 
     def _tries_gammas(self, rule) -> bool:
-        return (
-            self._adapted and bool(self._damping_rule.gamma_every) and rule.needs_model
-        )
+        adapted = rule.needs_model and self._adapted
+        return adapted and bool(self._damping_rule.gamma_every)
 
     def _trial_due(self, k):
         """Trials fall on steps with fresh inverses, where `T3` divides `T2`."""

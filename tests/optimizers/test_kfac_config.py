@@ -30,6 +30,7 @@ STEP_RTOL = 1e-5
         ({"learning_rate": "adaptive", "momentum": "nesterov"}, "momentum='nesterov'"),
         ({"fisher": "true"}, r"must be one of \('sampled', 'exact', 'empirical'\)"),
         ({"statistics_fraction": 0.0}, "`statistics_fraction` must be above 0"),
+        ({"statistics_fraction": "half"}, "`statistics_fraction` must be one of"),
         ({"quadratic_fraction": 1.5}, "Received quadratic_fraction=1.5"),
         ({"statistics_every": 0}, "statistics_every"),
         ({"inverse_every": 0}, "inverse_every"),
