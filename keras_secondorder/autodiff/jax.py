@@ -157,7 +157,7 @@ def spd_inverses(matrices, dampings, scales, compiled=False):
     where they are, also on a single core: a call to the host waits there for a copy of
     its arguments, which would have to be made by the thread that waits.
     """
-    if matrices and _on_host():
+    if matrices and _host_pays():
         return jax.pure_callback(
             lapack_inverses, _like_them(matrices), matrices, dampings, scales
         )
@@ -169,7 +169,7 @@ def spd_inverses(matrices, dampings, scales, compiled=False):
 
 def orthonormal(matrices, compiled=False):
     """Orthonormal bases; on the host where `spd_inverses` are, and for its reasons."""
-    if matrices and _on_host():
+    if matrices and _host_pays():
         return jax.pure_callback(lapack_orthonormal, _like_them(matrices), matrices)
     return [jnp.linalg.qr(m)[0] for m in matrices]
 
@@ -178,7 +178,7 @@ def _like_them(matrices):
     return [jax.ShapeDtypeStruct(m.shape, m.dtype) for m in matrices]
 
 
-def _on_host() -> bool:
+def _host_pays() -> bool:
     one_device = jax.default_backend() == "cpu" and jax.device_count() == 1
     return one_device and _cores() > 1
 

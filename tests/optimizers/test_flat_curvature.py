@@ -33,3 +33,15 @@ def test_a_part_of_a_large_batch_is_spread_over_it():
     part = Objective(model, ops.convert_to_tensor(x), None, None).part(0.25)
     rows = ops.convert_to_numpy(part._x)[:, 0]
     np.testing.assert_array_equal(rows, 4.0 * np.arange(total // 4))
+
+
+def test_rows_of_an_automatic_fraction():
+    """A quarter, of no fewer than 64 and no more than 128, and never more than all."""
+    model = keras.Sequential([keras.Input((1,)), layers.Dense(1)])
+    model.compile(loss="mse")
+    for total, count in ((50, None), (100, 64), (400, 100), (1000, 128)):
+        x = ops.convert_to_tensor(np.zeros((total, 1), "float32"))
+        objective = Objective(model, x, None, None)
+        _, rows, _ = objective.subset("auto", [])
+        assert (rows is None) if count is None else len(rows) == count
+        assert objective.whole_batch("auto") == (count is None)
