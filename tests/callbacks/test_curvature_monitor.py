@@ -86,7 +86,9 @@ class Run:
 
 @pytest.fixture(scope="module")
 def kfac(tmp_path_factory):
-    return Run(kso.KFAC(), tmp_path_factory.mktemp("kfac"), network_every=3)
+    damping = kso.AdaptiveDamping(None, 10, minimum=None, gamma_every=None, share=0.01)
+    optimizer = kso.KFAC(damping=damping)
+    return Run(optimizer, tmp_path_factory.mktemp("kfac"), network_every=3)
 
 
 @pytest.fixture(scope="module")
