@@ -86,8 +86,7 @@ class Run:
 
 @pytest.fixture(scope="module")
 def kfac(tmp_path_factory):
-    damping = kso.AdaptiveDamping(None, 10, minimum=None, gamma_every=None, share=0.01)
-    optimizer = kso.KFAC(damping=damping)
+    optimizer = kso.KFAC(damping=kso.AdaptiveDamping(0.01, 10, gamma_every=None))
     return Run(optimizer, tmp_path_factory.mktemp("kfac"), network_every=3)
 
 
