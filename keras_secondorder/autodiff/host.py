@@ -38,8 +38,7 @@ def lapack_inverses(matrices, dampings, scales) -> list:
 
 def _invert(matrix, damping, scale):
     """`(matrix + damping I)^-1` in place."""
-    prefix = "s" if matrix.dtype == np.float32 else "d"
-    potrf, potri = getattr(lapack, prefix + "potrf"), getattr(lapack, prefix + "potri")
+    potrf, potri = lapack.get_lapack_funcs(("potrf", "potri"), (matrix,))
     matrix[np.diag_indices(len(matrix))] += damping
     matrix /= scale
     # Row-major memory read column by column is the transpose, which here is the same
@@ -66,11 +65,7 @@ def lapack_orthonormal(matrices) -> list:
     """
     bases = []
     for matrix in map(np.asarray, matrices):
-        prefix = "s" if matrix.dtype == np.float32 else "d"
-        geqrf, orgqr = (
-            getattr(lapack, prefix + "geqrf"),
-            getattr(lapack, prefix + "orgqr"),
-        )
+        geqrf, orgqr = lapack.get_lapack_funcs(("geqrf", "orgqr"), (matrix,))
         with _threads(len(matrix)):
             reflectors, tau, _, _ = geqrf(matrix)
             basis, _, _ = orgqr(reflectors, tau, overwrite_a=1)
