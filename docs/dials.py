@@ -5,6 +5,7 @@
 Each run shows one thing. They take a few seconds on PyTorch, more where steps compile.
 """
 
+import functools
 import pathlib
 
 import keras
@@ -18,10 +19,10 @@ FOLDER = pathlib.Path(__file__).parent / "pictures"
 EVERY = 2
 
 
-def run(optimizer, epochs=12, batch_size=250, scale=16.0):
+def run(optimizer, epochs=12, batch_size=250):
     """Trains 64-60-10 on the digits, and returns what the monitor saw."""
     x, y = load_digits(return_X_y=True)
-    x, y = (x[:1500] / scale).astype("float32"), y[:1500]
+    x, y = (x[:1500] / 16).astype("float32"), y[:1500]
     keras.utils.set_random_seed(0)
     model = keras.Sequential(
         [
@@ -63,7 +64,7 @@ def run(optimizer, epochs=12, batch_size=250, scale=16.0):
 PANELS = {
     "loss": ("loss of the epoch so far", "log"),
     "Step/damping": ("damping: lambda", "log"),
-    "Step/rho": ("rho", "symlog"),
+    "Step/rho": ("rho", "linear"),
     "Layers/hidden/A_condition": ("condition of hidden's A", "log"),
 }
 
@@ -80,8 +81,12 @@ def draw(name, runs):
             panel.plot(steps[known], values[known], label=label, linewidth=1.3)
         panel.set_title(title, fontsize=10)
         panel.set_yscale(scale)
+        low, high = panel.get_ylim()
         if tag == "Step/rho":
             panel.axhline(1.0, color="0.6", linewidth=0.8)
+            panel.set_ylim(min(low, 0.0), max(high, 2.0))
+        elif high < 10 * low:  # two ticks at least
+            panel.set_ylim(low / 3.2, high * 3.2)
         panel.set_xlabel("step", fontsize=8)
         panel.tick_params(labelsize=8)
     if len(runs) > 1:
@@ -95,30 +100,30 @@ def draw(name, runs):
 def main():
     """Makes all pictures."""
     FOLDER.mkdir(exist_ok=True)
-    rule = kso.AdaptiveDamping
+    rule = functools.partial(kso.AdaptiveDamping, gamma_every=None)
     healthy = run(kso.KFAC())
     draw("healthy", {"KFAC()": healthy})
     draw(
         "collapsing_lambda",
         {
-            "minimum=0.05 (the default)": healthy,
-            "minimum=0": run(kso.KFAC(damping=rule(None, gamma_every=None))),
+            "KFAC()": healthy,
+            "minimum=0": run(kso.KFAC(damping=rule(0.2, relative=True))),
         },
     )
     draw(
         "rho",
         {
             "KFAC()": healthy,
-            "no norm_constraint, learning_rate=1": run(
-                kso.KFAC(1.0, norm_constraint=None)
+            "no bounds, learning_rate=1": run(
+                kso.KFAC(1.0, norm_constraint=None, relative_step=None)
             ),
         },
     )
     draw(
         "condition",
         {
-            "pixels in 0..1": healthy,
-            "pixels in 0..16": run(kso.KFAC(), scale=1.0),
+            "KFAC()": healthy,
+            "lambda from 1e-4": run(kso.KFAC(damping=rule(1e-4))),
         },
     )
 

@@ -36,6 +36,7 @@ from keras_secondorder.optimizers import (
     StochasticMetaDescent,
 )
 from keras_secondorder.solvers.damping import AdaptiveDamping
+from keras_secondorder.solvers.schedules import InverseRootDecay
 from keras_secondorder.solvers.step_rules import (
     AdaptiveStep,
     RelativeRadius,
@@ -69,6 +70,7 @@ __all__ = [
     # parts of an optimizer
     "AdaptiveDamping",
     "AdaptiveStep",
+    "InverseRootDecay",
     "RelativeRadius",
     "StepRule",
     "TrustRegionStep",

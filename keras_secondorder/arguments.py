@@ -66,6 +66,25 @@ def check_range(name: str, value, above: float, most: float | None = None) -> No
         )
 
 
+def check_numbers(values: dict, most: float | None = None, auto: bool = False) -> None:
+    """Refuse numbers that are not above 0, and strings.
+
+    Args:
+        values: By name: numbers, or what is checked elsewhere, as schedules and None.
+        most: None may be larger than this, None for no bound.
+        auto: Whether they may be "auto".
+
+    Raises:
+        ValueError: One lies outside, or is a string.
+    """
+    for name, value in values.items():
+        if isinstance(value, str) and not (auto and value == "auto"):
+            choices = "a number or 'auto'" if auto else "a number"
+            raise ValueError(f"`{name}` must be {choices}. Received {name}={value!r}.")
+        if isinstance(value, int | float):
+            check_range(name, value, 0, most)
+
+
 def check_count(name: str, value, least: int = 1) -> None:
     """Refuse what does not count anything.
 
@@ -99,12 +118,13 @@ def _upper_bound(value, most: float | None) -> str:
     return " and finite" if value == math.inf else ""
 
 
-def check_rates(learning_rate, momentum) -> None:
-    """Refuse a learning rate and a momentum that do not go together.
+def check_rates(learning_rate, momentum, relative_step="auto") -> None:
+    """Refuse a learning rate and what does not go together with it.
 
     Args:
         learning_rate: A number, a schedule or "adaptive".
         momentum: A number, a schedule, "auto", or "adaptive" with that learning rate.
+        relative_step: Bound on the step of a layer; "auto" or None with that rate.
 
     Raises:
         ValueError: They are something else.
@@ -114,6 +134,12 @@ def check_rates(learning_rate, momentum) -> None:
         raise ValueError(
             "`learning_rate` must be a number, a schedule or 'adaptive'. "
             f"Received learning_rate={learning_rate!r}."
+        )
+    if adaptive and relative_step not in ("auto", None):
+        raise ValueError(
+            "`relative_step` bounds steps of a given learning rate; with 'adaptive', "
+            "the quadratic model sets them, and `norm_constraint` bounds them. "
+            f"Received relative_step={relative_step!r}."
         )
     choices = ("auto", "adaptive") if adaptive else ("auto",)
     if isinstance(momentum, str) and momentum not in choices:
@@ -141,18 +167,26 @@ def check_momentum(momentum: float) -> None:
         )
 
 
-def check_damping(damping, shared: dict, zero: bool = False) -> None:
+def check_damping(
+    damping, shared: dict, zero: bool = False, blocks: bool = False
+) -> None:
     """Refuse what is no damping, or one that cannot be adapted.
 
     Args:
         damping: A positive number, a schedule, a rule, or "auto".
         shared: Keras's shared arguments.
         zero: Whether it may be 0.
+        blocks: Whether the curvature has blocks, to which damping can be relative.
 
     Raises:
         ValueError: It is a number below that, or something else; a rule would measure
             steps that are not made.
     """
+    if getattr(damping, "relative", False) and not blocks:
+        raise ValueError(
+            "`AdaptiveDamping(relative=True)` is in units of the blocks of `KFAC`. "
+            f"Received damping={damping!r}. Leave `relative` out."
+        )
     schedule = keras.optimizers.schedules.LearningRateSchedule
     number = _is_number(damping)
     if not (number or isinstance(damping, schedule | AdaptiveDamping)) and (

@@ -5,9 +5,10 @@ Written on `oracle`, without the package.
 
 import numpy as np
 import oracle
+import oracle_kfac
 
 
-class ExactKfac(oracle.Kfac):
+class ExactKfac(oracle_kfac.Kfac):
     """Whole steps with `(A (x) G + lambda I)^-1`."""
 
     def _blocks(self):
@@ -15,12 +16,11 @@ class ExactKfac(oracle.Kfac):
 
     def _precondition(self, grad, gamma):
         parts = oracle.split(grad, self.layers)
+        strengths = self._strengths(gamma)
         return np.concatenate(
             [
-                np.linalg.solve(
-                    F + (gamma**2 + 2.0 * layer.l2) * np.eye(len(F)), V.ravel()
-                )
-                for layer, F, V in zip(self.layers, self._blocks(), parts, strict=True)
+                np.linalg.solve(F + strength * np.eye(len(F)), V.ravel())
+                for strength, F, V in zip(strengths, self._blocks(), parts, strict=True)
             ]
         )
 
@@ -36,7 +36,7 @@ class CorrectedKfac(ExactKfac):
 
     def _average(self, new):
         super()._average(new)
-        eps, end = min(1.0 - 1.0 / self.steps, oracle.MAX_DECAY), 0
+        eps, end = min(1.0 - 1.0 / self.steps, oracle_kfac.MAX_DECAY), 0
         before = self.corrected or [None] * len(self.average)
         self.corrected = []
         for (A, G), last in zip(self.average, before, strict=True):

@@ -6,6 +6,7 @@ Written on `oracle`, without the package. A network is one chain; `moments` are
 
 import numpy as np
 import oracle
+import oracle_kfac
 
 
 def moments(layers, kind, x, w):
@@ -21,11 +22,11 @@ def moments(layers, kind, x, w):
     return [*result, own[-1]]
 
 
-def damped(moments, gamma, etas):
-    """The moments with factored Tikhonov damping on the diagonal ones."""
+def damped(moments, strengths):
+    """The moments with factored damping on the diagonal ones, `gamma^2` by layer."""
     result = []
-    for (A, A_ij, G, G_ij), eta in zip(_paired(moments), etas, strict=True):
-        strength, pi = np.sqrt(gamma**2 + eta), oracle.trace_norm_pi(A, G)
+    for (A, A_ij, G, G_ij), square in zip(_paired(moments), strengths, strict=True):
+        strength, pi = np.sqrt(square), oracle.trace_norm_pi(A, G)
         A_d = A + pi * strength * np.eye(len(A))
         G_d = G + strength / pi * np.eye(len(G))
         result.append((A_d, A_ij, G_d, G_ij))
@@ -59,12 +60,11 @@ def inverse(moments):
     return Xi.T @ Lambda @ Xi
 
 
-class Kfac(oracle.Kfac):
+class Kfac(oracle_kfac.Kfac):
     """Whole steps, as in the block-diagonal form but for the inverse."""
 
     def _statistics(self, x, w):
         return moments(self.layers, self.kind, x, w)
 
     def _precondition(self, grad, gamma):
-        etas = [2.0 * layer.l2 for layer in self.layers]
-        return inverse(damped(self.average, gamma, etas)) @ grad
+        return inverse(damped(self.average, self._strengths(gamma))) @ grad

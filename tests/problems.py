@@ -12,6 +12,7 @@ import keras
 import numpy as np
 import oracle
 import oracle_eigenbasis
+import oracle_kfac
 import oracle_tridiagonal
 
 import keras_secondorder as kso
@@ -233,12 +234,16 @@ class KfacCase(NamedTuple):
         damping = o["damping"]
         if "damping_every" in o:
             damping = kso.AdaptiveDamping(
-                damping, every=o["damping_every"], gamma_every=o.get("gamma_every")
+                damping,
+                every=o["damping_every"],
+                gamma_every=o.get("gamma_every"),
+                relative=o.get("relative", False),
             )
         return kso.KFAC(
             learning_rate=o.get("learning_rate", "adaptive"),
             momentum=o.get("momentum", "adaptive"),
             norm_constraint=o.get("norm_constraint"),
+            relative_step=o.get("relative_step"),
             damping=damping,
             fisher="exact",
             statistics_fraction=1.0,
@@ -269,7 +274,7 @@ class KfacCase(NamedTuple):
 
 # Arguments of the package's `KFAC`, and the oracle of the same form.
 FORMS = {
-    "factored": ({}, oracle.Kfac),
+    "factored": ({}, oracle_kfac.Kfac),
     "tridiagonal": ({"approximation": "block_tridiagonal"}, oracle_tridiagonal.Kfac),
     "exact": ({"tikhonov": "exact"}, oracle_eigenbasis.ExactKfac),
     "corrected": (
@@ -298,7 +303,8 @@ def _kfac_cases():
         ),
         "trust region, levenberg": KfacCase(
             (4, 1), ("tanh", "exponential"), "poisson", "poisson",
-            {**trust, "damping": 0.5, "damping_every": 1},
+            {**trust, "damping": 0.5, "damping_every": 1, "relative": True,
+             "norm_constraint": 0.02, "relative_step": 0.02},
         ),
         "exact tikhonov": KfacCase(
             (4, 3), ("tanh", "sigmoid"), "binary_crossentropy", "bce",
@@ -307,14 +313,14 @@ def _kfac_cases():
         ),
         "eigenvalue corrected": KfacCase(
             (5, 3), ("tanh", "linear"), softmax, "ce_logits",
-            {**trust, "norm_constraint": 0.02, "form": "corrected"},
-            (0.01, 0.003),
+            {**trust, "damping_every": 1, "relative": True, "relative_step": 0.02,
+             "form": "corrected"}, (0.01, 0.003),
         ),
         # One row of weight 0, columns that are zero or copies. A trial of gamma in the
         # third step.
         "tridiagonal": KfacCase(
             (4, 3, 5, 3), ("tanh", "sigmoid", "tanh", "linear"), softmax, "ce_logits",
-            {"damping": 0.3, "damping_every": 1, "gamma_every": 2,
+            {"damping": 0.3, "damping_every": 1, "gamma_every": 2, "relative": True,
              "form": "tridiagonal"},
             (0.01, 0.0),
         ),

@@ -45,6 +45,7 @@ class BlockDiagonal:
         weight_sharing: "expand" or "reduce"; see `KroneckerBlock`.
         compiled: Whether the step runs inside XLA.
         rank: Rank of the inverses of factors three times as large; None for all whole.
+        relative: Whether dampings are in units of each block's mean eigenvalue.
 
     References:
         Martens (2016), thesis, section 6.4.2.
@@ -65,6 +66,7 @@ class BlockDiagonal:
         weight_sharing: str = "expand",
         compiled: bool = False,
         rank: int | None = None,
+        relative: bool = False,
     ):
         self.plan = plan_blocks(
             model,
@@ -85,6 +87,8 @@ class BlockDiagonal:
                 self.blocks.append(DiagonalBlock(plan, add_variable))
             else:
                 self.blocks.append(IdentityBlock(plan))
+        for block in self.blocks:
+            block.relative = relative
         #: For each block, the indices of its variables among the trainable ones.
         self.places = places_of(self.plan, model)
         #: Curvature of the L2 penalty on each trainable variable, `eta`.
@@ -200,6 +204,20 @@ class BlockDiagonal:
             vectors.assign(block.inverses, new)
         vectors.assign([self.failed], [inverses.failed])
 
+    def dampings(self, damping) -> list:
+        """`lambda` of each trainable variable, without its `eta`."""
+        dampings = [None] * len(self.eta)
+        for block, places in zip(self.blocks, self.places, strict=True):
+            own = block.damping(damping)
+            for i in places:
+                dampings[i] = own
+        return dampings
+
+    def ridge(self, damping) -> list:
+        """`lambda + eta` of each trainable variable."""
+        dampings = self.dampings(damping)
+        return [own + eta for own, eta in zip(dampings, self.eta, strict=True)]
+
     def rows_pay(self, rows: int | None) -> bool:
         """Whether some block is preconditioned from rows at this batch size."""
         return any(b.wrapper is not None and b.rows_pay(rows) for b in self.blocks)
@@ -227,7 +245,8 @@ class BlockDiagonal:
                 rows = block.rows(inputs.get(index, []), of_wrapper(taps, index))
                 index += 1
             V = [gradient[i] for i in places]
-            parts = block.precondition(V, inverse, damping + self.eta[places[0]], rows)
+            own = block.damping(damping) + self.eta[places[0]]
+            parts = block.precondition(V, inverse, own, rows)
             for i, part in zip(places, parts, strict=True):
                 U[i] = part
         return U

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from keras import ops
 
 from keras_secondorder.capture import Block
-from keras_secondorder.curvature.factor import FLOAT32_EPS
+from keras_secondorder.curvature.factor import FLOAT32_EPS, in_units_of
 
 
 class DiagonalBlock:
@@ -25,6 +25,8 @@ class DiagonalBlock:
     """
 
     wrapper = None
+    #: Whether a damping is in units of the mean of `D`.
+    relative = False
 
     def __init__(self, plan: Block, add_variable: Callable):
         self.variables = plan.variables
@@ -39,6 +41,10 @@ class DiagonalBlock:
 
     moments: list = []
     inverses: list = []
+
+    def damping(self, damping):
+        """`lambda` of this block, a scalar."""
+        return in_units_of(ops.mean(self.D), damping, self.relative)
 
     def precondition(self, gradient: list, inverses: list, damping, rows=None) -> list:
         """`V / (D + damping)`.
@@ -73,6 +79,10 @@ class IdentityBlock:
 
     def __init__(self, plan: Block):
         self.variables = plan.variables
+
+    def damping(self, damping):
+        """`lambda` as it is."""
+        return damping
 
     def precondition(self, gradient: list, inverses: list, damping, rows=None) -> list:
         """The gradient itself."""

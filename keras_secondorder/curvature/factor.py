@@ -15,6 +15,7 @@ from keras_secondorder.curvature.low_rank import LowRank, Subspace, low_ranks, t
 PI_RANGE = (1e-6, 1e6)
 FLOAT32_EPS = 1.2e-7
 TINY = 1e-30
+LEAST_MEAN = 1e-16  # a mean eigenvalue below this says that a block has no curvature
 
 
 def running_average(old, new, count, max_decay: float):
@@ -112,6 +113,19 @@ def mean_eigenvalue(factor, side: Side):
         return ops.sum(traces(factor)) / side.size
     by_block = ops.reshape(traces(factor), (side.stack, side.blocks))
     return ops.sum(by_block, axis=-1) / side.size
+
+
+def in_units_of(mean, damping, relative: bool):
+    """What a damping is, in the units of a block's eigenvalues.
+
+    Args:
+        mean: The mean eigenvalue of the block.
+        damping: `lambda`, a scalar.
+        relative: Whether it is a share of that mean; of 1 where there is no curvature.
+    """
+    if not relative:
+        return damping
+    return damping * ops.where(mean > LEAST_MEAN, mean, 1.0)
 
 
 def trace_norm_pi(A, G, sides: tuple | None = None):

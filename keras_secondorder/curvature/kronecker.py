@@ -9,7 +9,9 @@ from keras_secondorder.capture import Block, Side
 from keras_secondorder.capture.dense import DenseWrapper
 from keras_secondorder.curvature.factor import (
     counts,
+    in_units_of,
     inverse_of,
+    mean_eigenvalue,
     multiply_left,
     multiply_right,
     second_moment,
@@ -56,6 +58,8 @@ class KroneckerBlock:
     inverts_moments = True
     #: Whether a number for each weight is kept besides, which the memory plan counts.
     has_eigenvalues = False
+    #: Whether `gamma^2` is in units of the block's mean eigenvalue.
+    relative = False
 
     def __init__(self, plan: Block, add_variable: Callable, sharing: str = "expand"):
         self.variables = plan.variables
@@ -182,9 +186,26 @@ class KroneckerBlock:
             eta: Curvature of the L2 penalty on this layer, added to `gamma^2`.
             part: Which affine map.
         """
-        gamma = ops.sqrt(gamma**2 + eta)
+        mean = self._mean_eigenvalue(A, G, part)
+        gamma = ops.sqrt(in_units_of(mean, gamma**2, self.relative) + eta)
         pi = trace_norm_pi(A, G, self.sides[part])
         return [pi * gamma, gamma / pi]
+
+    def _mean_eigenvalue(self, A, G, part: int = 0):
+        sides = zip((A, G), self.sides[part], strict=True)
+        mean_a, mean_g = (mean_eigenvalue(factor, side) for factor, side in sides)
+        return mean_a * mean_g
+
+    def damping(self, damping):
+        """`lambda` of this block, a scalar: for several maps, the mean of theirs."""
+        if not self.relative:
+            return damping
+        moments, count = vectors.values(self.moments), len(self.parts)
+        means = [
+            ops.mean(self._mean_eigenvalue(moments[i], moments[count + i], i))
+            for i in range(count)
+        ]
+        return in_units_of(sum(means) / count, damping, True)
 
     def systems(self, factors: list, gamma, eta: float) -> tuple:
         """`(matrices, dampings)` whose damped inverses are this block's `inverses`."""

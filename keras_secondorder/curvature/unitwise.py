@@ -6,7 +6,11 @@ from keras import ops
 
 from keras_secondorder import vectors
 from keras_secondorder.capture import Block
-from keras_secondorder.curvature.factor import zeros_of
+from keras_secondorder.curvature.factor import (
+    in_units_of,
+    mean_eigenvalue,
+    zeros_of,
+)
 
 
 class UnitwiseBlock:
@@ -26,6 +30,8 @@ class UnitwiseBlock:
         Kronecker-factored approximate curvature*, section 4.2.
     """
 
+    #: Whether `gamma^2` is in units of the block's mean eigenvalue.
+    relative = False
     #: No block follows it in a chain.
     successor = None
 
@@ -85,7 +91,15 @@ class UnitwiseBlock:
 
     def dampings_of(self, moments: list, gamma, eta: float) -> list:
         """What is added to the values of `moments`."""
-        return [gamma**2 + eta]
+        return [self._damping(moments[0], gamma**2) + eta]
+
+    def damping(self, damping):
+        """`lambda` of this block, a scalar."""
+        return self._damping(*vectors.values(self.factors), damping)
+
+    def _damping(self, F, damping):
+        mean = ops.mean(mean_eigenvalue(F, self.side))
+        return in_units_of(mean, damping, self.relative)
 
     def precondition(self, gradient: list, inverses: list, damping, rows=None) -> list:
         """`F^-1 V` within each unit.

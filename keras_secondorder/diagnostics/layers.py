@@ -118,7 +118,7 @@ def layers(optimizer, index: int | None = None, inverses: bool = True) -> list[L
         name, eta = plan.layer_name, curvature.eta[places[0]]
         if block.wrapper is None:
             D = _array(block.factors[0]).ravel()
-            damping = np.full(D.shape, float(gamma) ** 2 + eta)
+            damping = np.full(D.shape, float(block.damping(gamma**2)) + eta)
             factor = Factor("D", np.sort(D), damping, D, None)
             name = f"{name}/{plan.variables[0].name}"
             found.append(Layer(name, plan.kind, [factor], None))

@@ -8,8 +8,8 @@ from keras import ops
 from keras_secondorder import vectors
 from keras_secondorder.arguments import (
     check_damping,
+    check_numbers,
     check_one_of,
-    check_range,
     check_rates,
     check_together,
 )
@@ -31,12 +31,10 @@ from keras_secondorder.optimizers.base import (
 from keras_secondorder.optimizers.step_report import UNMEASURED, Measured, compare
 from keras_secondorder.solvers.damping import AdaptiveDamping, reduction_ratio
 from keras_secondorder.solvers.step_rules import (
-    AdaptiveStep,
     Proposal,
-    RelativeRadius,
     Step,
     StepRule,
-    TrustRegionStep,
+    rule_for,
 )
 
 
@@ -69,13 +67,15 @@ class KFAC(SecondOrderOptimizer):
         momentum: `mu`: a number, a schedule, or "adaptive" (with an adaptive learning
             rate only). "auto" is "adaptive" there, and 0.9 otherwise.
         damping: `lambda`: a number, a schedule, or an `AdaptiveDamping` object.
-            "auto" is `AdaptiveDamping(None, 20, minimum=None, gamma_every=None,
-            share=0.01)`, in units of the first loss.
+            "auto" is 0.2 of each block's mean eigenvalue, and more while `rho` is
+            poor; with an adaptive learning rate, 0.01 in units of the first loss.
         norm_constraint: Bound on `delta^T F delta` of a step: a number, a schedule, a
             `RelativeRadius`, or None. "auto" is `RelativeRadius()` with a given
             learning rate, and none with an adaptive one.
-        step_rule: A `StepRule` object in place of `learning_rate`, `momentum` and
-            `norm_constraint` (a fixed learning rate still scales its steps).
+        relative_step: Bound on a layer's step as a share of its weights: a number, a
+            schedule, or None; "auto", `InverseRootDecay(0.01)`, with that rate only.
+        step_rule: A `StepRule` object in place of `learning_rate`, `momentum` and both
+            bounds (a fixed learning rate still scales its steps).
         approximation: Form of the approximate Fisher matrix: "block_diagonal", or
             "block_tridiagonal" to see dense layers with the next one, or
             "eigenvalue_corrected" for EKFAC.
@@ -129,6 +129,7 @@ class KFAC(SecondOrderOptimizer):
         momentum="auto",
         damping="auto",
         norm_constraint="auto",
+        relative_step="auto",
         step_rule=None,
         approximation: str = "block_diagonal",
         tikhonov: str = "factored",
@@ -147,33 +148,33 @@ class KFAC(SecondOrderOptimizer):
         **kwargs,
     ):
         adaptive = isinstance(learning_rate, str)
-        check_rates(learning_rate, momentum)
+        check_rates(learning_rate, momentum, relative_step)
         check_one_of("approximation", approximation, APPROXIMATIONS)
         check_together("tikhonov", tikhonov, "approximation", approximation, TIKHONOV)
         check_one_of("fisher", fisher, FISHERS)
         check_one_of("on_unsupported", on_unsupported, FALLBACKS)
         check_one_of("weight_sharing", weight_sharing, SHARINGS)
-        for name, value, most in (
-            ("statistics_fraction", statistics_fraction, 1),
-            ("quadratic_fraction", quadratic_fraction, 1),
-            ("statistics_decay", statistics_decay, 1),
-            ("statistics_every", statistics_every, None),
-            ("inverse_every", inverse_every, None),
-            ("max_factor_size", max_factor_size, None),
-            ("rank", rank, None),
-            ("factor_memory", factor_memory, None),
-            ("norm_constraint", norm_constraint, None),
-        ):
-            if isinstance(value, int | float):
-                check_range(name, value, 0, most)
-            elif isinstance(value, str):
-                check_one_of(name, value, ("auto",))
-        check_damping(damping, kwargs)
+        bounds = {"norm_constraint": norm_constraint, "relative_step": relative_step}
+        check_numbers(bounds, auto=True)
+        check_numbers({"statistics_fraction": statistics_fraction}, 1, auto=True)
+        check_numbers({"quadratic_fraction": quadratic_fraction}, 1)
+        check_numbers({"statistics_decay": statistics_decay}, 1)
+        check_numbers(
+            {
+                "statistics_every": statistics_every,
+                "inverse_every": inverse_every,
+                "max_factor_size": max_factor_size,
+                "rank": rank,
+                "factor_memory": factor_memory,
+            }
+        )
+        check_damping(damping, kwargs, blocks=True)
         super().__init__(1.0 if adaptive else learning_rate, **kwargs)
         self.adaptive = adaptive
         self.momentum = momentum
         self.damping = damping
         self.norm_constraint = norm_constraint
+        self.relative_step = relative_step
         self.step_rule = step_rule
         self.approximation = approximation
         self.tikhonov = tikhonov
@@ -207,17 +208,16 @@ class KFAC(SecondOrderOptimizer):
     def _rule(self) -> StepRule:
         if self.step_rule is not None:
             return self.step_rule
-        constraint = self.norm_constraint
-        if constraint == "auto":
-            constraint = None if self.adaptive else RelativeRadius()
-        if self.adaptive:
-            momentum = None if isinstance(self.momentum, str) else self.momentum
-            return AdaptiveStep(momentum, constraint)
-        momentum = 0.9 if self.momentum == "auto" else self.momentum
-        return TrustRegionStep(momentum, constraint)
+        return rule_for(
+            self.adaptive, self.momentum, self.norm_constraint, self.relative_step
+        )
 
     def build_state(self, model):
         """Create factors, inverses, the previous direction and the scalars."""
+        auto = {"initial": 0.2, "minimum": 0.2, "relative": True}
+        if self._rule().needs_model:
+            auto = {"initial": None, "minimum": None, "share": 0.01}
+        self.build_damping(AdaptiveDamping(every=20, gamma_every=None, **auto))
         self.curvature = self.form(
             model,
             self.add_variable,
@@ -227,14 +227,12 @@ class KFAC(SecondOrderOptimizer):
             self.weight_sharing,
             self.compiled_by_xla,
             self.rank,
+            getattr(self._damping_rule, "relative", False),
         )
         self._announced = False
         self.previous = tuple(
             self.add_variable(v.shape, "zeros", "float32", name=f"direction_{i}")
             for i, v in enumerate(model.trainable_variables)
-        )
-        self.build_damping(
-            AdaptiveDamping(None, 20, minimum=None, gamma_every=None, share=0.01)
         )
         initial = self._damping_rule.initial if self._adapted else None
         self.gamma = self.add_scalar("gamma", float(initial or 0.0) ** 0.5)
@@ -293,21 +291,20 @@ class KFAC(SecondOrderOptimizer):
         )
 
         def quadratic_model():
-            ridge = [damping + eta for eta in self.curvature.eta]
+            ridge = self.curvature.ridge(damping)
             return fisher_model(
                 objective, weights, gradient, ridge, self.quadratic_fraction
             )
 
         rule, previous = self._rule(), vectors.values(self.previous)
         model = quadratic_model() if rule.needs_model else None
+        known = (previous, gradient, loss, self.learning_rate, k)
+        known += (objective.parameters, self.curvature.places, model)
 
         def propose(gamma, inverses):
             U = self.curvature.precondition(gradient, inverses, gamma**2, inputs, taps)
-            step = rule.step(
-                Proposal(U, previous, gradient, loss, self.learning_rate, k, model)
-            )
-            d = vectors.axpy(step.mu, previous, vectors.scale(step.alpha, U))
-            return Candidate(gamma, inverses, d, step)
+            step = rule.step(Proposal(U, *known))
+            return Candidate(gamma, inverses, step.direction(U, previous), step)
 
         chosen = propose(gamma, inverses)
         if self._tries_gammas(rule):
@@ -385,7 +382,8 @@ class KFAC(SecondOrderOptimizer):
             actual = objective.change(update, loss)
             rho = reduction_ratio(actual, predicted)
             new = self.next_damping(damping, rho)
-            return [rho, new, *compare(predicted, actual, gradient, update, damping)]
+            dampings = self.curvature.dampings(damping)
+            return [rho, new, *compare(predicted, actual, gradient, update, dampings)]
 
         nan = ops.full((), float("nan"))
         after = ops.cond(due, measured, lambda: [rho, damping, nan, nan, nan])

@@ -35,22 +35,22 @@ class Measured(NamedTuple):
     quadratic: object
 
 
-def compare(predicted, actual, gradient, update, damping) -> Measured:
-    """What was measured of a step whose model is damped by `lambda I`.
+def compare(predicted, actual, gradient, update, dampings) -> Measured:
+    """What was measured of a step whose model is damped.
 
     Args:
-        predicted: `1/2 delta^T (C + lambda I) delta + gradient . delta`.
+        predicted: `1/2 delta^T (C + lambda) delta + gradient . delta`.
         actual: The change of the objective.
         gradient: The gradient, a list of tensors.
         update: `delta`, a list like it.
-        damping: `lambda`.
+        dampings: `lambda` of each, a list.
 
     Returns:
         A `Measured`.
     """
     damped = 2.0 * (predicted - vectors.dot(gradient, update))
-    quadratic = damped - damping * vectors.dot(update, update)
-    return Measured(predicted, actual, quadratic)
+    added = [d * vectors.dot([u], [u]) for d, u in zip(dampings, update, strict=True)]
+    return Measured(predicted, actual, damped - sum(added))
 
 
 UNMEASURED = Measured(float("nan"), float("nan"), float("nan"))

@@ -79,6 +79,8 @@ class AdaptiveDamping:
             `omega = sqrt(decay) ** gamma_every` by the quadratic model, so it needs a
             step rule that has one.
         share: `lambda` at the start, in units of the loss, where `initial` is None.
+        relative: Whether `lambda` is in units of each block's mean eigenvalue, so that
+            what is flat is damped by little, and what is steep by much. For K-FAC.
 
     References:
         Martens (2016), thesis, sections 6.6.5 and 6.6.6.
@@ -93,6 +95,7 @@ class AdaptiveDamping:
         maximum: float = 1e8,
         gamma_every: int | None = 20,
         share: float = 0.1,
+        relative: bool = False,
     ):
         if not 0 < decay < 1:
             raise ValueError(
@@ -110,6 +113,11 @@ class AdaptiveDamping:
                 "`minimum=None` is in units of the loss, as `initial=None` is. "
                 f"Received minimum=None with initial={initial}. Give a number."
             )
+        if relative and initial is None:
+            raise ValueError(
+                "`relative=True` is in units of each block, `initial=None` in units of "
+                "the loss. Give a number as `initial`, such as 0.2."
+            )
         self.initial = initial
         self.every = every
         self.decay = decay
@@ -117,6 +125,7 @@ class AdaptiveDamping:
         self.maximum = maximum
         self.gamma_every = gamma_every
         self.share = share
+        self.relative = relative
 
     def start(self, damping, bounds, loss, gradient, examples) -> tuple:
         """`lambda` and its bounds as they are, or what they start from.
@@ -178,6 +187,7 @@ class AdaptiveDamping:
             "maximum": self.maximum,
             "gamma_every": self.gamma_every,
             "share": self.share,
+            "relative": self.relative,
         }
 
     @classmethod

@@ -1,5 +1,6 @@
 """How long a step is: from a preconditioned gradient to an update."""
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -8,7 +9,14 @@ from keras import ops
 
 from keras_secondorder import vectors
 from keras_secondorder.solvers.quadratic_model import minimise
-from keras_secondorder.solvers.schedules import at_step, deserialize, serialize
+from keras_secondorder.solvers.schedules import (
+    InverseRootDecay,
+    at_step,
+    deserialize,
+    serialize,
+)
+
+LEAST_RMS = 0.03  # weights that start at zero have to get away from there
 
 
 class Proposal(NamedTuple):
@@ -21,6 +29,8 @@ class Proposal(NamedTuple):
         loss: The objective on this batch.
         learning_rate: The optimizer's learning rate at this step.
         iterations: Steps taken so far, an integer scalar.
+        weights: Values of the trainable variables.
+        places: For each block of the curvature, the indices of its variables.
         model: `model(vectors) -> (Q, b)`: the damped quadratic model in the span of
             some parameter-space vectors, `Q` of shape `(k, k)` and `b` of shape `(k,)`.
             Only for rules with `needs_model`.
@@ -32,6 +42,8 @@ class Proposal(NamedTuple):
     loss: object
     learning_rate: object
     iterations: object
+    weights: list
+    places: list
     model: Callable | None
 
 
@@ -44,12 +56,20 @@ class Step(NamedTuple):
         learning_rate: What multiplies `d`.
         predicted: The change of the objective that the quadratic model predicts, or
             None where the rule has not asked it.
+        shares: What `alpha` is multiplied by for each variable; empty for 1.
     """
 
     alpha: object
     mu: object
     learning_rate: object
     predicted: object | None
+    shares: list = ()
+
+    def direction(self, U: list, previous: list) -> list:
+        """`d`, a list of tensors."""
+        if self.shares:
+            U = [share * u for share, u in zip(self.shares, U, strict=True)]
+        return vectors.axpy(self.mu, previous, vectors.scale(self.alpha, U))
 
 
 class StepRule:
@@ -169,41 +189,95 @@ class TrustRegionStep(StepRule):
     """A given learning rate and momentum, inside a trust region on the quadratic form.
 
     ```
-    nu = min(1, sqrt(c / (lr^2 gradient . U)))
-    d  = nu U + mu d_previous,   theta -= lr d
+    s_l = min(1, relative_step max(rms(theta_l), 0.03) / (lr rms(U_l)))   # by layer
+    nu  = min(1, sqrt(c / (lr^2 sum_l s_l^2 gradient_l . U_l)))
+    d_l = nu s_l U_l + mu d_previous_l,   theta -= lr d
     ```
 
     `gradient . U` stands for `U^T F U`, so the part of the step that comes from this
     batch has `delta^T F delta` at most `c`: twice the Kullback-Leibler divergence by
-    which it changes the predictions.
+    which it changes the predictions. `s_l` keeps the same part small beside the weights
+    of the layer, however flat the loss is there: on a plateau the curvature says
+    nothing of where it ends.
 
     Args:
         momentum: `mu`, a number or schedule.
         norm_constraint: `c`: a number, a schedule, a `RelativeRadius`, or None for no
             bound.
+        relative_step: Bound on the root mean square of a layer's step, as a share of
+            that of its weights: a number, a schedule, or None for no bound.
 
     References:
-        Ba, Grosse & Martens (2017), section 5 ("KL clipping").
+        Ba, Grosse & Martens (2017), section 5 ("KL clipping"); Shazeer & Stern (2018),
+        *Adafactor*, section 8, for steps relative to the weights, and for 0.01.
     """
 
-    def __init__(self, momentum=0.9, norm_constraint=None):
+    def __init__(self, momentum=0.9, norm_constraint=None, relative_step=None):
         self.momentum = momentum
         self.norm_constraint = norm_constraint
+        self.relative_step = relative_step
 
     def step(self, proposal):
         """Shorten the new part of the step to the trust region."""
         lr = ops.cast(proposal.learning_rate, "float32")
-        nu = ops.ones(())
+        nu, shares = ops.ones(()), [1.0] * len(proposal.direction)
+        if self.relative_step is not None:
+            shares = self._shares(proposal, lr)
         if self.norm_constraint is not None:
             c = _radius(self.norm_constraint, proposal)
-            square = lr**2 * vectors.dot(proposal.gradient, proposal.direction)
+            square = lr**2 * sum(
+                share**2 * vectors.dot([g], [u])
+                for share, g, u in zip(
+                    shares, proposal.gradient, proposal.direction, strict=True
+                )
+            )
             nu = ops.minimum(1.0, ops.sqrt(c / ops.maximum(square, 1e-30)))
         mu = ops.cast(at_step(self.momentum, proposal.iterations), "float32")
-        return Step(nu, mu, lr, None)
+        return Step(nu, mu, lr, None, shares)
+
+    def _shares(self, proposal: Proposal, lr) -> list:
+        """`s_l`, for each variable."""
+        bound = ops.cast(at_step(self.relative_step, proposal.iterations), "float32")
+        shares = [1.0] * len(proposal.direction)
+        for places in proposal.places:
+            U, weights = (
+                ops.cast(vectors.norm([v[i] for i in places]), "float32")
+                for v in (proposal.direction, proposal.weights)
+            )
+            size = sum(math.prod(proposal.weights[i].shape) for i in places)
+            largest = bound * ops.maximum(weights, LEAST_RMS * size**0.5)
+            share = ops.minimum(1.0, largest / ops.maximum(lr * U, 1e-30))
+            for i in places:
+                shares[i] = share
+        return shares
 
     def get_config(self):
         """The constructor's arguments."""
         return {
             "momentum": serialize(self.momentum),
             "norm_constraint": serialize(self.norm_constraint),
+            "relative_step": serialize(self.relative_step),
         }
+
+
+def rule_for(adaptive: bool, momentum, norm_constraint, relative_step) -> StepRule:
+    """The rule that `KFAC`'s arguments ask for, "auto" among them.
+
+    Args:
+        adaptive: Whether the learning rate is "adaptive".
+        momentum: A number, a schedule, "adaptive" or "auto".
+        norm_constraint: A number, a schedule, a `RelativeRadius`, None or "auto".
+        relative_step: A number, a schedule, None or "auto".
+
+    Returns:
+        An `AdaptiveStep` or a `TrustRegionStep`.
+    """
+    automatic = norm_constraint == "auto"
+    if adaptive:
+        momentum = None if isinstance(momentum, str) else momentum
+        return AdaptiveStep(momentum, None if automatic else norm_constraint)
+    return TrustRegionStep(
+        0.9 if momentum == "auto" else momentum,
+        RelativeRadius() if automatic else norm_constraint,
+        InverseRootDecay(0.01) if relative_step == "auto" else relative_step,
+    )

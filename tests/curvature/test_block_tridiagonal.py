@@ -112,6 +112,7 @@ def chain():
 
 
 ETAS = [0.0, 0.04, 0.0, 0.0]
+STRENGTHS = [GAMMA**2 + eta for eta in ETAS]
 
 
 def applied(curvature, inverses, vectors):
@@ -131,7 +132,7 @@ def applied(curvature, inverses, vectors):
 
 def test_inverse_equals_the_explicit_matrix(chain):
     curvature, moments = chain
-    right = oracle_tridiagonal.inverse(oracle_tridiagonal.damped(moments, GAMMA, ETAS))
+    right = oracle_tridiagonal.inverse(oracle_tridiagonal.damped(moments, STRENGTHS))
     inverses = curvature.damped_inverses(tensor(GAMMA))
     assert int(inverses.failed) == 0
     vectors = np.vstack([np.eye(len(right))[::7], RNG.normal(size=(4, len(right)))])
@@ -146,7 +147,7 @@ def test_inverse_equals_the_explicit_matrix(chain):
 
 
 def applied_by_blocks(moments, vectors):
-    damped = oracle_tridiagonal.damped(moments, GAMMA, ETAS)
+    damped = oracle_tridiagonal.damped(moments, STRENGTHS)
     diagonal, _ = oracle_tridiagonal.blocks_of(damped)
     ends = np.cumsum([0, *(len(F) for F in diagonal)])
     parts = [
@@ -159,7 +160,7 @@ def applied_by_blocks(moments, vectors):
 def test_explicit_inverse_has_the_tridiagonal_blocks_of_the_moments(chain):
     """The oracle itself: what `Xi^T Lambda Xi` is the inverse of, and its zeros."""
     _, moments = chain
-    damped = oracle_tridiagonal.damped(moments, GAMMA, ETAS)
+    damped = oracle_tridiagonal.damped(moments, STRENGTHS)
     inverse = oracle_tridiagonal.inverse(damped)
     F = np.linalg.inv(inverse)
     diagonal, above = oracle_tridiagonal.blocks_of(damped)
@@ -184,7 +185,7 @@ def test_two_linear_layers_give_the_fisher_matrix():
     diagonal, (above,) = oracle_tridiagonal.blocks_of(moments)
     F = np.block([[diagonal[0], above], [above.T, diagonal[1]]])
     np.testing.assert_allclose(oracle.fisher(layers, "mse", X, W), F, atol=1e-12)
-    damped = oracle_tridiagonal.damped(moments, GAMMA, [0.0, 0.0])
+    damped = oracle_tridiagonal.damped(moments, [GAMMA**2] * 2)
     diagonal, (above,) = oracle_tridiagonal.blocks_of(damped)
     F = np.block([[diagonal[0], above], [above.T, diagonal[1]]])
     identity = oracle_tridiagonal.inverse(damped) @ F

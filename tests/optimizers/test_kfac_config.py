@@ -30,7 +30,13 @@ STEP_RTOL = 1e-5
         ({"learning_rate": "adaptive", "momentum": "nesterov"}, "momentum='nesterov'"),
         ({"fisher": "true"}, r"must be one of \('sampled', 'exact', 'empirical'\)"),
         ({"statistics_fraction": 0.0}, "`statistics_fraction` must be above 0"),
-        ({"statistics_fraction": "half"}, "`statistics_fraction` must be one of"),
+        ({"statistics_fraction": "half"}, "`statistics_fraction` must be a number or"),
+        ({"inverse_every": "auto"}, "`inverse_every` must be a number"),
+        ({"relative_step": 0.0}, "`relative_step` must be above 0"),
+        (
+            {"learning_rate": "adaptive", "relative_step": 0.1},
+            "`norm_constraint` bounds them",
+        ),
         ({"quadratic_fraction": 1.5}, "Received quadratic_fraction=1.5"),
         ({"statistics_every": 0}, "statistics_every"),
         ({"inverse_every": 0}, "inverse_every"),
@@ -51,6 +57,10 @@ def test_wrong_damping_rule():
         kso.AdaptiveDamping(decay=1.0)
     with pytest.raises(ValueError, match="every"):
         kso.AdaptiveDamping(every=0)
+    with pytest.raises(ValueError, match="Give a number as `initial`"):
+        kso.AdaptiveDamping(None, relative=True)
+    with pytest.raises(ValueError, match="in units of the blocks of `KFAC`"):
+        kso.HessianFree(damping=kso.AdaptiveDamping(relative=True))
 
 
 def decay(start):
@@ -62,7 +72,11 @@ OPTIMIZERS = {
     "thesis": lambda: kso.KFAC.thesis(damping=3.0),
     "thesis_fixed_momentum": lambda: kso.KFAC.thesis(momentum=0.5, seed=4),
     "schedules": lambda: kso.KFAC(
-        decay(0.3), decay(0.9), damping=decay(2.0), norm_constraint=decay(0.1)
+        decay(0.3),
+        decay(0.9),
+        damping=decay(2.0),
+        norm_constraint=decay(0.1),
+        relative_step=decay(0.05),
     ),
     "parts": lambda: kso.KFAC(
         0.5,
@@ -95,7 +109,13 @@ def test_config_round_trip(name):
     assert again.get_config() == config
     direct = kso.KFAC.from_config(config)
     assert direct.get_config() == config
-    for part in ("damping", "momentum", "norm_constraint", "step_rule"):
+    for part in (
+        "damping",
+        "momentum",
+        "norm_constraint",
+        "relative_step",
+        "step_rule",
+    ):
         assert type(getattr(direct, part)) is type(getattr(optimizer, part)), part
     assert direct.adaptive == optimizer.adaptive
 
@@ -115,12 +135,13 @@ def linear(**kwargs):
 @pytest.fixture(scope="module")
 def plain():
     """Weights before and after one step with a learning rate of 1."""
-    model = compiled(linear(), kso.KFAC(1.0, damping=0.1, norm_constraint=None))
+    model = compiled(linear(), kso.KFAC(1.0, **UNBOUNDED))
     before = arrays(model.weights)
     fit(model, *examples(16), batch_size=16)
     return before, arrays(model.weights)
 
 
+UNBOUNDED = {"damping": 0.1, "norm_constraint": None, "relative_step": None}
 SHARED = {
     "clipnorm": {"clipnorm": 0.3},
     "global_clipnorm": {"global_clipnorm": 0.3},
@@ -133,7 +154,7 @@ SHARED = {
 @pytest.mark.parametrize("name", SHARED)
 def test_shared_arguments_do_what_they_do_in_sgd(name, plain):
     before, after = plain
-    settings = {"damping": 0.1, "norm_constraint": None, **SHARED[name]}
+    settings = {**UNBOUNDED, **SHARED[name]}
     model = compiled(linear(), kso.KFAC(1.0, **settings))
     fit(model, *examples(16), batch_size=16)
 

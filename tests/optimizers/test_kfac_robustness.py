@@ -139,10 +139,9 @@ def test_a_multiple_of_the_loss_has_the_same_steps(optimizer):
         np.testing.assert_allclose(b, a, rtol=1e-2, atol=1e-3)
 
 
-def test_damping_does_not_start_from_the_size_of_the_targets():
+def regressions(optimizer, epochs):
+    """Histories for targets of the size of 1e3 and of 1e5."""
     x, _ = examples(64)
-    y = np.sin(x[:, :1])
-    starts = []
     for factor in (1e3, 1e5):
         keras.utils.set_random_seed(0)
         # The outputs start at zero, so that the residuals are the targets.
@@ -153,8 +152,24 @@ def test_damping_does_not_start_from_the_size_of_the_targets():
                 layers.Dense(1, kernel_initializer="zeros"),
             ]
         )
-        model.compile(kso.KFAC(), "mse")
-        history = fit(model, x, factor * y, batch_size=64, epochs=20)
+        model.compile(optimizer(), "mse")
+        y = factor * np.sin(x[:, :1])
+        yield fit(model, x, y, batch_size=64, epochs=epochs)
+
+
+def test_targets_of_any_size():
+    for history in regressions(kso.KFAC, 400):
+        assert history["loss"][-1] < 0.1 * history["loss"][0]
+
+
+def test_damping_does_not_start_from_the_size_of_the_targets():
+    rule = kso.AdaptiveDamping(None, 20, minimum=None, gamma_every=None, share=0.01)
+
+    def optimizer():
+        return kso.KFAC(damping=rule, relative_step=None)
+
+    starts = []
+    for history in regressions(optimizer, 20):
         starts.append(history["damping"][0])
         assert history["loss"][-1] < 0.5 * history["loss"][0]
     np.testing.assert_allclose(starts[1], starts[0], rtol=1e-4)
@@ -280,9 +295,9 @@ def test_r16_tied_embedding():
     keras.utils.set_random_seed(0)
     model = Tied()
     model(ids)
-    compiled(model, kso.KFAC(0.5, momentum=0.5, damping=0.1))
+    compiled(model, kso.KFAC())
     before = arrays(model.weights)
-    history = fit(model, ids, (ids + 1) % 11, batch_size=4, epochs=20)
+    history = fit(model, ids, (ids + 1) % 11, batch_size=4, epochs=40)
     assert history["loss"][-1] < 0.9 * history["loss"][0]
     assert all(moved(arrays(model.weights), before))
     assert list(kinds(model).values()) == ["diagonal", "kronecker"]

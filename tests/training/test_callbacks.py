@@ -15,7 +15,8 @@ OWN = {"damping", "gamma", "learning_rate", "momentum", "skipped_steps"}
 @pytest.fixture(scope="module")
 def model():
     model = compiled(
-        classifier(), kso.KFAC(0.2, momentum=0.5, damping=0.3, norm_constraint=None)
+        classifier(),
+        kso.KFAC(0.2, 0.5, damping=0.3, norm_constraint=None, relative_step=None),
     )
     model.initial = state(model)
     return model

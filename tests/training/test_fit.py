@@ -49,7 +49,7 @@ def count_traces(monkeypatch):
 
 def scheduled():
     rate = keras.optimizers.schedules.ExponentialDecay(0.3, 2, 0.9)
-    return kso.KFAC(rate, norm_constraint=None)
+    return kso.KFAC(rate, norm_constraint=None, relative_step=None)
 
 
 def test_r21_traces(monkeypatch):
