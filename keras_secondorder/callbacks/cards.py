@@ -1,7 +1,8 @@
 """What the numbers of the curvature monitor mean: the texts of its cards."""
 
 STEP = {
-    "damping": "lambda, what is added to the curvature. Falling: the model is trusted "
+    "damping": "lambda, what is added to the curvature; for KFAC() a share of each "
+    "block's mean eigenvalue. Falling: the model is trusted "
     "more. At its minimum for long: fine. Rising steadily: steps are too long.",
     "gamma": "Factored damping, what is added to A and G before pi shares it out.",
     "learning_rate": "As used: a step inside the trust region is shorter than asked.",

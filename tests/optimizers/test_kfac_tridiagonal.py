@@ -42,7 +42,7 @@ def network():
 @pytest.fixture(scope="module")
 def model():
     """One compiled step that the tests share."""
-    rule = kso.AdaptiveDamping(0.5, every=2, gamma_every=None)
+    rule = kso.AdaptiveDamping(0.5, every=2, gamma_every=None, relative=True)
     optimizer = kso.KFAC(
         damping=rule, inverse_every=7, approximation="block_tridiagonal"
     )
