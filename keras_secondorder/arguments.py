@@ -129,13 +129,25 @@ def check_rates(learning_rate, momentum, relative_step="auto") -> None:
     Raises:
         ValueError: They are something else.
     """
+    schedule = keras.optimizers.schedules.LearningRateSchedule
+    if _is_number(relative_step):
+        check_range("relative_step", relative_step, 0)
+    elif not (
+        relative_step is None
+        or relative_step == "auto"
+        or isinstance(relative_step, schedule)
+    ):
+        raise ValueError(
+            "`relative_step` must be a number, a schedule, None or 'auto'. "
+            f"Received relative_step={relative_step!r}."
+        )
     adaptive = isinstance(learning_rate, str)
     if adaptive and learning_rate != "adaptive":
         raise ValueError(
             "`learning_rate` must be a number, a schedule or 'adaptive'. "
             f"Received learning_rate={learning_rate!r}."
         )
-    if adaptive and relative_step not in ("auto", None):
+    if adaptive and relative_step is not None and relative_step != "auto":
         raise ValueError(
             "`relative_step` bounds steps of a given learning rate; with 'adaptive', "
             "the quadratic model sets them, and `norm_constraint` bounds them. "

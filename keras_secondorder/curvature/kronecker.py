@@ -186,26 +186,24 @@ class KroneckerBlock:
             eta: Curvature of the L2 penalty on this layer, added to `gamma^2`.
             part: Which affine map.
         """
-        mean = self._mean_eigenvalue(A, G, part)
-        gamma = ops.sqrt(in_units_of(mean, gamma**2, self.relative) + eta)
+        gamma = ops.sqrt(gamma**2 + eta)
         pi = trace_norm_pi(A, G, self.sides[part])
         return [pi * gamma, gamma / pi]
 
-    def _mean_eigenvalue(self, A, G, part: int = 0):
-        sides = zip((A, G), self.sides[part], strict=True)
-        mean_a, mean_g = (mean_eigenvalue(factor, side) for factor, side in sides)
-        return mean_a * mean_g
-
     def damping(self, damping):
-        """`lambda` of this block, a scalar: for several maps, the mean of theirs."""
+        """`lambda` of this block, a scalar."""
+        return self._damping(vectors.values(self.moments), damping)
+
+    def _damping(self, moments, damping):
+        """One for all affine maps and groups: the mean of theirs, if relative."""
         if not self.relative:
             return damping
-        moments, count = vectors.values(self.moments), len(self.parts)
-        means = [
-            ops.mean(self._mean_eigenvalue(moments[i], moments[count + i], i))
-            for i in range(count)
-        ]
-        return in_units_of(sum(means) / count, damping, True)
+        count, means = len(self.parts), 0.0
+        for i, sides in enumerate(self.sides):
+            pair = zip((moments[i], moments[count + i]), sides, strict=True)
+            mean_a, mean_g = (mean_eigenvalue(factor, side) for factor, side in pair)
+            means = means + ops.mean(mean_a * mean_g)
+        return in_units_of(means / count, damping, True)
 
     def systems(self, factors: list, gamma, eta: float) -> tuple:
         """`(matrices, dampings)` whose damped inverses are this block's `inverses`."""
@@ -219,7 +217,7 @@ class KroneckerBlock:
 
     def dampings_of(self, moments: list, gamma, eta: float) -> list:
         """What factored damping adds to each of the values of `moments`."""
-        count = len(self.parts)
+        count, gamma = len(self.parts), ops.sqrt(self._damping(moments, gamma**2))
         pairs = [
             self.dampings(moments[i], moments[count + i], gamma, eta, i)
             for i in range(count)

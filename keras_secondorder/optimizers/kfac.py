@@ -154,8 +154,7 @@ class KFAC(SecondOrderOptimizer):
         check_one_of("fisher", fisher, FISHERS)
         check_one_of("on_unsupported", on_unsupported, FALLBACKS)
         check_one_of("weight_sharing", weight_sharing, SHARINGS)
-        bounds = {"norm_constraint": norm_constraint, "relative_step": relative_step}
-        check_numbers(bounds, auto=True)
+        check_numbers({"norm_constraint": norm_constraint}, auto=True)
         check_numbers({"statistics_fraction": statistics_fraction}, 1, auto=True)
         check_numbers({"quadratic_fraction": quadratic_fraction}, 1)
         check_numbers({"statistics_decay": statistics_decay}, 1)
@@ -217,7 +216,8 @@ class KFAC(SecondOrderOptimizer):
         auto = {"initial": 0.2, "minimum": 0.2, "relative": True}
         if self._rule().needs_model:
             auto = {"initial": None, "minimum": None, "share": 0.01}
-        self.build_damping(AdaptiveDamping(every=20, gamma_every=None, **auto))
+        auto = AdaptiveDamping(every=20, gamma_every=None, **auto)
+        rule = auto if self.damping == "auto" else self.damping
         self.curvature = self.form(
             model,
             self.add_variable,
@@ -227,13 +227,14 @@ class KFAC(SecondOrderOptimizer):
             self.weight_sharing,
             self.compiled_by_xla,
             self.rank,
-            getattr(self._damping_rule, "relative", False),
+            getattr(rule, "relative", False),
         )
         self._announced = False
         self.previous = tuple(
             self.add_variable(v.shape, "zeros", "float32", name=f"direction_{i}")
             for i, v in enumerate(model.trainable_variables)
         )
+        self.build_damping(auto)
         initial = self._damping_rule.initial if self._adapted else None
         self.gamma = self.add_scalar("gamma", float(initial or 0.0) ** 0.5)
         self.rho = self.add_scalar("rho", float("nan"))

@@ -80,7 +80,8 @@ class AdaptiveDamping:
             step rule that has one.
         share: `lambda` at the start, in units of the loss, where `initial` is None.
         relative: Whether `lambda` is in units of each block's mean eigenvalue, so that
-            what is flat is damped by little, and what is steep by much. For K-FAC.
+            what is flat is damped by little, and what is steep by much: 0.2 as
+            `initial` is a fifth of it. For K-FAC.
 
     References:
         Martens (2016), thesis, sections 6.6.5 and 6.6.6.
@@ -112,6 +113,10 @@ class AdaptiveDamping:
             raise ValueError(
                 "`minimum=None` is in units of the loss, as `initial=None` is. "
                 f"Received minimum=None with initial={initial}. Give a number."
+            )
+        if not isinstance(relative, bool):
+            raise ValueError(
+                f"`relative` must be True or False. Received relative={relative!r}."
             )
         if relative and initial is None:
             raise ValueError(

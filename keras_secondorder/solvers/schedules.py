@@ -1,5 +1,7 @@
 """Hyper-parameters that may be a number or a Keras learning-rate schedule."""
 
+import math
+
 import keras
 from keras import ops
 
@@ -18,6 +20,11 @@ class InverseRootDecay(keras.optimizers.schedules.LearningRateSchedule):
     """
 
     def __init__(self, value: float, steps: int = 30):
+        if not 0 < value < math.inf or steps < 1:
+            raise ValueError(
+                "`value` must be above 0, and `steps` at least 1. Received "
+                f"value={value}, steps={steps}."
+            )
         self.value = value
         self.steps = steps
 

@@ -33,6 +33,8 @@ STEP_RTOL = 1e-5
         ({"statistics_fraction": "half"}, "`statistics_fraction` must be a number or"),
         ({"inverse_every": "auto"}, "`inverse_every` must be a number"),
         ({"relative_step": 0.0}, "`relative_step` must be above 0"),
+        ({"relative_step": np.float32(-1)}, "`relative_step` must be above 0"),
+        ({"relative_step": kso.RelativeRadius()}, "must be a number, a schedule, None"),
         (
             {"learning_rate": "adaptive", "relative_step": 0.1},
             "`norm_constraint` bounds them",
@@ -57,6 +59,10 @@ def test_wrong_damping_rule():
         kso.AdaptiveDamping(decay=1.0)
     with pytest.raises(ValueError, match="every"):
         kso.AdaptiveDamping(every=0)
+    with pytest.raises(ValueError, match="`value` must be above 0, and `steps`"):
+        kso.InverseRootDecay(-0.01)
+    with pytest.raises(ValueError, match="must be True or False"):
+        kso.AdaptiveDamping(0.2, relative="no")
     with pytest.raises(ValueError, match="Give a number as `initial`"):
         kso.AdaptiveDamping(None, relative=True)
     with pytest.raises(ValueError, match="in units of the blocks of `KFAC`"):
