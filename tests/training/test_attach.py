@@ -90,7 +90,7 @@ def reference():
     x, y = examples()
     model = compiled(classifier())
     initial = arrays(model.weights)
-    history = fit(model, x, y, epochs=3)
+    history = fit(model, x, y, epochs=8)
     assert history["loss"][-1] < 0.8 * history["loss"][0]
     return initial, arrays(model.weights), len(model.optimizer.variables)
 
@@ -105,7 +105,7 @@ def test_every_kind_of_model_takes_the_same_steps(kind, reference):
         # Keras restores no optimizer whose number of variables differs.
         assert len(model.optimizer.variables) == count
         model.set_weights(initial)
-    history = fit(model, x, y, epochs=3)
+    history = fit(model, x, y, epochs=8)
     assert len(model.optimizer.variables) == count
     assert set(kinds(model).values()) == {"kronecker"}
     if kind in ("functional", "called_subclass"):
