@@ -220,7 +220,7 @@ class TrustRegionStep(StepRule):
     def step(self, proposal):
         """Shorten the new part of the step to the trust region."""
         lr = ops.cast(proposal.learning_rate, "float32")
-        nu, shares = ops.ones(()), [1.0] * len(proposal.direction)
+        nu, shares = ops.ones(()), ()
         if self.relative_step is not None:
             shares = self._shares(proposal, lr)
         if self.norm_constraint is not None:
@@ -228,7 +228,10 @@ class TrustRegionStep(StepRule):
             square = lr**2 * sum(
                 share**2 * vectors.dot([g], [u])
                 for share, g, u in zip(
-                    shares, proposal.gradient, proposal.direction, strict=True
+                    shares or [1.0] * len(proposal.direction),
+                    proposal.gradient,
+                    proposal.direction,
+                    strict=True,
                 )
             )
             nu = ops.minimum(1.0, ops.sqrt(c / ops.maximum(square, 1e-30)))
@@ -238,7 +241,7 @@ class TrustRegionStep(StepRule):
     def _shares(self, proposal: Proposal, lr) -> list:
         """`s_l`, for each variable."""
         bound = ops.cast(at_step(self.relative_step, proposal.iterations), "float32")
-        shares = [1.0] * len(proposal.direction)
+        shares = [None] * len(proposal.direction)
         for places in proposal.places:
             U, weights = (
                 ops.cast(vectors.norm([v[i] for i in places]), "float32")
