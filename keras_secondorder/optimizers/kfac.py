@@ -23,19 +23,10 @@ from keras_secondorder.curvature import (
     fisher_model,
 )
 from keras_secondorder.likelihoods import effective_examples
-from keras_secondorder.optimizers.base import (
-    SecondOrderOptimizer,
-    StepResult,
-    is_due,
-)
+from keras_secondorder.optimizers.base import SecondOrderOptimizer, StepResult, is_due
 from keras_secondorder.optimizers.step_report import UNMEASURED, Measured, compare
 from keras_secondorder.solvers.damping import AdaptiveDamping, reduction_ratio
-from keras_secondorder.solvers.step_rules import (
-    Proposal,
-    Step,
-    StepRule,
-    rule_for,
-)
+from keras_secondorder.solvers.step_rules import Proposal, Step, StepRule, rule_for
 
 
 class Candidate(NamedTuple):
@@ -73,7 +64,7 @@ class KFAC(SecondOrderOptimizer):
             `RelativeRadius`, or None. "auto" is `RelativeRadius()` with a given
             learning rate, and none with an adaptive one.
         relative_step: Bound on a layer's step as a share of its weights: a number, a
-            schedule, or None; "auto", `InverseRootDecay(0.01)`, with that rate only.
+            schedule, or None; "auto", `InverseRootDecay(0.007)`, with that rate only.
         step_rule: A `StepRule` object in place of `learning_rate`, `momentum` and both
             bounds (a fixed learning rate still scales its steps).
         approximation: Form of the approximate Fisher matrix: "block_diagonal", or
@@ -136,9 +127,9 @@ class KFAC(SecondOrderOptimizer):
         fisher: str = "sampled",
         statistics_fraction: float | str = "auto",
         quadratic_fraction: float = 0.125,
-        statistics_every: int = 2,
+        statistics_every: int = 4,
         inverse_every: int = 20,
-        statistics_decay: float = 0.95,
+        statistics_decay: float = 0.9,
         on_unsupported: str = "diagonal",
         max_factor_size: int = 8192,
         rank: int | None = 128,
@@ -198,11 +189,17 @@ class KFAC(SecondOrderOptimizer):
             damping: `lambda` at the start, or an `AdaptiveDamping` object.
             **kwargs: Constructor arguments that replace those of the thesis.
         """
-        if not isinstance(damping, AdaptiveDamping):
-            damping = AdaptiveDamping(damping)
-        settings = {"learning_rate": "adaptive", "statistics_every": 1, "rank": None}
-        quarters = {"statistics_fraction": 0.25, "quadratic_fraction": 0.25}
-        return cls(**{**settings, **quarters, "damping": damping, **kwargs})
+        rule = isinstance(damping, AdaptiveDamping)
+        settings = {
+            "damping": damping if rule else AdaptiveDamping(damping),
+            "learning_rate": "adaptive",
+            "statistics_fraction": 0.25,
+            "quadratic_fraction": 0.25,
+            "statistics_every": 1,
+            "statistics_decay": 0.95,
+            "rank": None,
+        }
+        return cls(**{**settings, **kwargs})
 
     def _rule(self) -> StepRule:
         if self.step_rule is not None:
@@ -314,10 +311,9 @@ class KFAC(SecondOrderOptimizer):
         vectors.assign([self.gamma], [chosen.gamma])
 
         step, direction = chosen.step, chosen.direction
-        update = vectors.scale(-step.learning_rate, direction)
         successive = vectors.cosine(direction, previous)
-        # With the cosine: XLA copies `previous` unless its assignment waits for it.
-        finite = ops.logical_and(finite, vectors.is_finite([*update, successive]))
+        # NaN where an entry of `direction` is NaN or infinite.
+        finite = ops.logical_and(finite, ops.isfinite(successive))
         logs = {
             "damping": damping,
             "gamma": chosen.gamma,
@@ -329,9 +325,12 @@ class KFAC(SecondOrderOptimizer):
             due = ops.equal((k + 1) % self._damping_rule.every, 0)
             due = ops.logical_and(finite, due)
             measured = self._adapt_damping(
-                due, objective, loss, gradient, quadratic_model, step, update, damping
+                due, objective, loss, gradient, quadratic_model, chosen, damping
             )
             (logs["rho"],) = vectors.values([self.rho])
+            (after,) = vectors.values([self.damping_value])
+            # XLA copies the weights unless their assignment waits for this.
+            finite = ops.logical_and(finite, ops.isfinite(after))
         vectors.assign(self.previous, direction, where=finite)
         seen = loss, gradient, successive, measured
         return StepResult(direction, finite, linear.aux.state, logs, *seen)
@@ -370,12 +369,14 @@ class KFAC(SecondOrderOptimizer):
         return ops.cond(due, trial, lambda: plain)
 
     def _adapt_damping(
-        self, due, objective, loss, gradient, quadratic_model, step, update, damping
+        self, due, objective, loss, gradient, quadratic_model, chosen, damping
     ) -> Measured:
         """The Levenberg-Marquardt rule on the reduction ratio (thesis, 6.6.5)."""
         (rho,) = vectors.values([self.rho])
 
         def measured():
+            step, direction = chosen.step, chosen.direction
+            update = vectors.scale(-step.learning_rate, direction)
             predicted = step.predicted
             if predicted is None:
                 Q, b = quadratic_model()([update])

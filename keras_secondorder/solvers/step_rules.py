@@ -67,9 +67,12 @@ class Step(NamedTuple):
 
     def direction(self, U: list, previous: list) -> list:
         """`d`, a list of tensors."""
-        if self.shares:
-            U = [share * u for share, u in zip(self.shares, U, strict=True)]
-        return vectors.axpy(self.mu, previous, vectors.scale(self.alpha, U))
+        shares = self.shares or [1.0] * len(U)
+        new = [
+            ops.cast(self.alpha * share, u.dtype) * u
+            for share, u in zip(shares, U, strict=True)
+        ]
+        return vectors.axpy(self.mu, previous, new)
 
 
 class StepRule:
@@ -209,7 +212,7 @@ class TrustRegionStep(StepRule):
 
     References:
         Ba, Grosse & Martens (2017), section 5 ("KL clipping"); Shazeer & Stern (2018),
-        *Adafactor*, section 8, for steps relative to the weights, and for 0.01.
+        *Adafactor*, section 8, for steps relative to the weights.
     """
 
     def __init__(self, momentum=0.9, norm_constraint=None, relative_step=None):
@@ -282,5 +285,5 @@ def rule_for(adaptive: bool, momentum, norm_constraint, relative_step) -> StepRu
     return TrustRegionStep(
         0.9 if momentum == "auto" else momentum,
         RelativeRadius() if automatic else norm_constraint,
-        InverseRootDecay(0.01) if relative_step == "auto" else relative_step,
+        InverseRootDecay(0.007) if relative_step == "auto" else relative_step,
     )
