@@ -64,7 +64,7 @@ class KFAC(SecondOrderOptimizer):
             `RelativeRadius`, or None. "auto" is `RelativeRadius()` with a given
             learning rate, and none with an adaptive one.
         relative_step: Bound on a layer's step as a share of its weights: a number, a
-            schedule, or None; "auto", `InverseRootDecay(0.007)`, with that rate only.
+            schedule, or None; "auto", `InverseRootDecay(0.005)`, with that rate only.
         step_rule: A `StepRule` object in place of `learning_rate`, `momentum` and both
             bounds (a fixed learning rate still scales its steps).
         approximation: Form of the approximate Fisher matrix: "block_diagonal", or

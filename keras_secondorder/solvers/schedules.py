@@ -19,7 +19,7 @@ class InverseRootDecay(keras.optimizers.schedules.LearningRateSchedule):
         steps: Number of steps after which it falls.
     """
 
-    def __init__(self, value: float, steps: int = 20):
+    def __init__(self, value: float, steps: int = 40):
         if not 0 < value < math.inf or steps < 1:
             raise ValueError(
                 "`value` must be above 0, and `steps` at least 1. Received "

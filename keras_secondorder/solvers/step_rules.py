@@ -285,5 +285,5 @@ def rule_for(adaptive: bool, momentum, norm_constraint, relative_step) -> StepRu
     return TrustRegionStep(
         0.9 if momentum == "auto" else momentum,
         RelativeRadius() if automatic else norm_constraint,
-        InverseRootDecay(0.007) if relative_step == "auto" else relative_step,
+        InverseRootDecay(0.005) if relative_step == "auto" else relative_step,
     )
