@@ -308,7 +308,7 @@ class KFAC(SecondOrderOptimizer):
         if self._tries_gammas(rule):
             chosen = self._best_gamma(trial, propose, chosen)
         self.curvature.keep_inverses(chosen.inverses)
-        vectors.assign([self.gamma], [chosen.gamma])
+        vectors.assign([self.gamma], [chosen.gamma], where=finite)
 
         step, direction = chosen.step, chosen.direction
         successive = vectors.cosine(direction, previous)

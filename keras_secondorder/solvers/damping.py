@@ -1,5 +1,8 @@
 """Damping that adapts itself, after Levenberg and Marquardt."""
 
+import math
+import numbers
+
 import keras
 from keras import ops
 
@@ -24,6 +27,10 @@ def reduction_ratio(actual, predicted):
     """
     rho = actual / ops.minimum(predicted, -1e-30)
     return ops.clip(rho, -RHO_BOUND, RHO_BOUND)
+
+
+def _is_damping(value) -> bool:
+    return isinstance(value, numbers.Real) and 0 <= value < math.inf
 
 
 def loss_unit(loss, gradient):
@@ -65,7 +72,8 @@ class AdaptiveDamping:
 
     Args:
         initial: `lambda` at the start; None for `share` of the first batch's
-            `loss_unit`, which suits losses of any scale.
+            `loss_unit`, which suits losses of any scale. "auto" is 150, as in the
+            thesis, and 0.2 with `relative`.
         every: Steps between two adaptations, T1.
         decay: The factor for one step; the thesis has 19/20.
         minimum: Least `lambda`; in units of the loss where `initial` is None, and None
@@ -89,7 +97,7 @@ class AdaptiveDamping:
 
     def __init__(
         self,
-        initial: float | None = 150.0,
+        initial: float | str | None = "auto",
         every: int = 5,
         decay: float = 19 / 20,
         minimum: float | None = 0.0,
@@ -98,6 +106,13 @@ class AdaptiveDamping:
         share: float = 0.1,
         relative: bool = False,
     ):
+        if initial == "auto":
+            initial = 0.2 if relative else 150.0
+        if initial is not None and not _is_damping(initial):
+            raise ValueError(
+                "`initial` must be a number of at least 0, None or 'auto'. "
+                f"Received initial={initial!r}."
+            )
         if not 0 < decay < 1:
             raise ValueError(
                 f"`decay` must lie between 0 and 1. Received decay={decay}. "

@@ -238,6 +238,8 @@ class TrustRegionStep(StepRule):
                 )
             )
             nu = ops.minimum(1.0, ops.sqrt(c / ops.maximum(square, 1e-30)))
+        # Under a rate of 0 no bound holds, and momentum would carry the step on.
+        nu = ops.where(lr > 0, nu, 0.0)
         mu = ops.cast(at_step(self.momentum, proposal.iterations), "float32")
         return Step(nu, mu, lr, None, shares)
 

@@ -88,11 +88,11 @@ def test_a_block_without_curvature_is_damped_by_lambda():
     assert float(A * G) == pytest.approx(LAMBDA, rel=1e-5)
 
 
-def shares_of(weights, U, places, iterations, **options):
+def shares_of(weights, U, places, iterations, rate=0.5, **options):
     rule = kso.TrustRegionStep(relative_step=InverseRootDecay(0.01, 4), **options)
     U, weights = tensors(*U), tensors(*weights)
     rest = (ops.convert_to_tensor(iterations, dtype="int32"), weights, places, None)
-    step = rule.step(Proposal(U, U, U, 1.0, 0.5, *rest))
+    step = rule.step(Proposal(U, U, U, 1.0, rate, *rest))
     return [float(share) for share in step.shares], float(step.alpha)
 
 
@@ -118,3 +118,16 @@ def test_weights_of_zero_leave_zero_and_the_radius_counts_what_is_left():
     (share,), nu = shares_of([np.zeros((2, 2))], U, [[0]], 0, norm_constraint=c)
     assert 0.5 * share * 3.0 == pytest.approx(0.01 * 0.03, rel=1e-5)
     assert nu**2 * 0.5**2 * share**2 * np.sum(U[0] ** 2) == pytest.approx(c, rel=1e-4)
+
+
+def test_a_rate_of_zero_stores_nothing_for_the_momentum():
+    for constraint in (None, 0.1):
+        _, alpha = shares_of(
+            [np.ones((2, 2))],
+            [np.ones((2, 2))],
+            [[0]],
+            0,
+            rate=0.0,
+            norm_constraint=constraint,
+        )
+        assert alpha == 0.0

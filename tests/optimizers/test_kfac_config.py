@@ -61,12 +61,21 @@ def test_wrong_damping_rule():
         kso.AdaptiveDamping(every=0)
     with pytest.raises(ValueError, match="`value` must be above 0, and `steps`"):
         kso.InverseRootDecay(-0.01)
+    for initial in ("Auto", -1.0, float("nan"), np.inf):
+        with pytest.raises(ValueError, match="must be a number of at least 0, None"):
+            kso.AdaptiveDamping(initial)
     with pytest.raises(ValueError, match="must be True or False"):
         kso.AdaptiveDamping(0.2, relative="no")
     with pytest.raises(ValueError, match="Give a number as `initial`"):
         kso.AdaptiveDamping(None, relative=True)
     with pytest.raises(ValueError, match="in units of the blocks of `KFAC`"):
         kso.HessianFree(damping=kso.AdaptiveDamping(relative=True))
+
+
+def test_damping_starts_by_its_unit():
+    assert kso.AdaptiveDamping().initial == 150.0
+    assert kso.AdaptiveDamping(relative=True).initial == 0.2
+    assert kso.AdaptiveDamping(3.0, relative=True).initial == 3.0
 
 
 def decay(start):

@@ -228,6 +228,29 @@ def test_r4_nan_label_of_a_regression():
     assert history["loss"][-1] < history["loss"][0]
 
 
+@pytest.mark.parametrize("every", [None, 20])
+def test_a_bad_first_batch_leaves_no_damping(every):
+    rule = kso.AdaptiveDamping(None, gamma_every=every)
+    keras.utils.set_random_seed(0)
+    model = compiled(classifier(), kso.KFAC("adaptive", damping=rule))
+    x, y = examples(16)
+    x[0] = np.nan
+    assert fit(model, x[:8], y[:8])["skipped_steps"] == [1]
+    assert float(model.optimizer.gamma) == 0.0
+    history = fit(model, x[8:], y[8:])
+    assert history["gamma"][0] == pytest.approx(history["damping"][0] ** 0.5, rel=1e-5)
+
+
+def test_a_gradient_whose_norm_overflows_is_finite():
+    x, _ = examples(64)
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((6,)), layers.Dense(1)])
+    model.compile(optimizer=kso.KFAC(), loss="mse")
+    history = fit(model, 1e10 * x, x[:, :1], batch_size=64, epochs=10)
+    assert history["skipped_steps"][-1] == 0
+    assert history["loss"][-1] < history["loss"][0]
+
+
 def test_batch_without_any_weight(model):
     x, y = examples(24)
     restore(model, model.initial)
