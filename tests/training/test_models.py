@@ -24,7 +24,7 @@ import keras_secondorder as kso
 
 # The same sums in another order, over a few steps.
 RTOL = 1e-4
-STEPS = {"batch_size": 16, "epochs": 8}
+STEPS = {"batch_size": 16, "epochs": 16}
 
 
 def trains(model, x, y, **kwargs):
