@@ -312,7 +312,7 @@ class KFAC(SecondOrderOptimizer):
 
         step, direction = chosen.step, chosen.direction
         successive = vectors.cosine(direction, previous)
-        # NaN where an entry of `direction` is NaN or infinite.
+        # NaN where `direction` is. XLA copies `previous` unless its assignment waits.
         finite = ops.logical_and(finite, ops.isfinite(successive))
         logs = {
             "damping": damping,

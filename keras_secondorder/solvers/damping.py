@@ -29,10 +29,6 @@ def reduction_ratio(actual, predicted):
     return ops.clip(rho, -RHO_BOUND, RHO_BOUND)
 
 
-def _is_damping(value) -> bool:
-    return isinstance(value, numbers.Real) and 0 <= value < math.inf
-
-
 def loss_unit(loss, gradient):
     """A unit for `lambda`, from the first batch.
 
@@ -108,7 +104,8 @@ class AdaptiveDamping:
     ):
         if initial == "auto":
             initial = 0.2 if relative else 150.0
-        if initial is not None and not _is_damping(initial):
+        number = isinstance(initial, numbers.Real) and 0 <= initial < math.inf
+        if initial is not None and not number:
             raise ValueError(
                 "`initial` must be a number of at least 0, None or 'auto'. "
                 f"Received initial={initial!r}."

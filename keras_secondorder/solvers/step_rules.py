@@ -223,15 +223,13 @@ class TrustRegionStep(StepRule):
     def step(self, proposal):
         """Shorten the new part of the step to the trust region."""
         lr = ops.cast(proposal.learning_rate, "float32")
-        nu, shares = ops.ones(()), ()
-        if self.relative_step is not None:
-            shares = self._shares(proposal, lr)
+        nu, shares = ops.ones(()), self._shares(proposal, lr)
         if self.norm_constraint is not None:
             c = _radius(self.norm_constraint, proposal)
             square = lr**2 * sum(
                 share**2 * vectors.dot([g], [u])
                 for share, g, u in zip(
-                    shares or [1.0] * len(proposal.direction),
+                    shares,
                     proposal.gradient,
                     proposal.direction,
                     strict=True,
@@ -245,8 +243,10 @@ class TrustRegionStep(StepRule):
 
     def _shares(self, proposal: Proposal, lr) -> list:
         """`s_l`, for each variable."""
+        shares = [1.0] * len(proposal.direction)
+        if self.relative_step is None:
+            return shares
         bound = ops.cast(at_step(self.relative_step, proposal.iterations), "float32")
-        shares = [None] * len(proposal.direction)
         for places in proposal.places:
             U, weights = (
                 ops.cast(vectors.norm([v[i] for i in places]), "float32")
