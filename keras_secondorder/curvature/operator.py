@@ -223,9 +223,10 @@ class LinearOperator:
         Returns:
             `Eigenpairs` with values `(k,)`, vectors `(k, P)` and residual norms `(k,)`.
         """
+        random = np.random.default_rng(seed)
         with autodiff.stepwise():
             return spectrum.lanczos_eigenpairs(
-                self.matvec, self._normal(1, seed)[0], k, rtol, max_products
+                self.matvec, lambda: self._normal(1, random)[0], k, rtol, max_products
             )
 
     def spectral_density(
@@ -332,7 +333,7 @@ class LinearOperator:
         draw = np.random.default_rng(seed).integers(0, 2, (count, self.shape[0]))
         return [self._tensor(row) for row in 2.0 * draw - 1.0]
 
-    def _normal(self, count: int, seed: int) -> list:
+    def _normal(self, count: int, seed) -> list:
         draw = np.random.default_rng(seed).normal(size=(count, self.shape[0]))
         return [self._tensor(row) for row in draw]
 

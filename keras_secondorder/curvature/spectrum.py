@@ -86,7 +86,7 @@ def hutch_plus_plus(products: Callable, sketch: list, probes: list):
 
 
 def lanczos_eigenpairs(
-    matvec: Callable, start, k: int, rtol: float, max_products: int
+    matvec: Callable, draw: Callable, k: int, rtol: float, max_products: int
 ) -> Eigenpairs:
     """Lanczos with re-orthogonalisation, with more steps until `k` pairs are found.
 
@@ -95,7 +95,7 @@ def lanczos_eigenpairs(
 
     Args:
         matvec: Flat vector to its product.
-        start: Starting vector, shape `(P,)`.
+        draw: `draw()` gives a random vector of shape `(P,)`, another each time.
         k: Number of pairs.
         rtol: Residual to reach, relative to the largest eigenvalue.
         max_products: Most products to spend.
@@ -104,6 +104,7 @@ def lanczos_eigenpairs(
         ValueError: `k` is not between 1 and `P`, `max_products` counts nothing, or a
             product is not finite.
     """
+    start = draw()
     size = start.shape[0]
     check_count("k", k)
     check_count("max_products", max_products)
@@ -112,8 +113,7 @@ def lanczos_eigenpairs(
             f"`k` must lie between 1 and {size}, the size of the matrix. "
             f"Received k={k}."
         )
-    # Two words: a start of a user's seed again would have nothing in the complement.
-    first, random = max(2 * k, 20), np.random.default_rng([0, 1])
+    first = max(2 * k, 20)
     held = [np.zeros(0), np.zeros(0), ops.zeros((0, size), start.dtype)]
     steps, spent = min(size, first), 0
     while True:
@@ -138,8 +138,7 @@ def lanczos_eigenpairs(
             settled = len(order) == k and np.all(order < known)
             more, known = first, len(values)
             held = [values, residuals, found]
-            start = ops.convert_to_tensor(random.normal(size=size))
-            start = project_out(ops.cast(start, found.dtype), found)
+            start = project_out(draw(), found)
         if settled or len(values) == size:
             break
         steps = min(size - known, more)
