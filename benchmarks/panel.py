@@ -14,6 +14,7 @@ args = common.parse_arguments(
     __doc__,
     cifar="",
     problems=["all"],
+    baselines=["all"],
     seeds=2,
     minutes=6.0,
     results="",
@@ -29,7 +30,7 @@ import time
 import comparison
 import keras
 import numpy as np
-from problems import PROBLEMS
+from problems import LARGE, PROBLEMS
 
 import keras_secondorder as kso
 
@@ -40,6 +41,8 @@ BASELINES = {
     "SGD": (0.1, lambda rate: keras.optimizers.SGD(rate, 0.9, nesterov=True)),
     "Muon": (8e-3, keras.optimizers.Muon),
 }
+if args.baselines != ["all"]:
+    BASELINES = {name: BASELINES[name] for name in args.baselines}
 SEARCH_SEED = 1000
 SEARCH_SHARE = 0.4  # of the minutes of a problem
 
@@ -90,8 +93,9 @@ class Run:
     def measure(self):
         """Add `(steps, seconds, loss)` to the curve."""
         x, y = self.problem.x[:2000], self.problem.y[:2000]
+        # The last one is the metric, where the problem has one.
         loss = self.model.evaluate(x, y, batch_size=1000, verbose=0)
-        self.curve.append((self.steps, self.seconds, float(loss)))
+        self.curve.append((self.steps, self.seconds, float(np.ravel(loss)[-1])))
 
     def advance(self):
         """Train for one stretch and measure."""
@@ -184,7 +188,7 @@ def main():
         "problems": {},
     }
     for name in names:
-        problem = PROBLEMS[name](args)
+        problem = (PROBLEMS | LARGE)[name](args)
         print(f"\n{name}, target {problem.target:g}", flush=True)
         seconds = 60 * args.minutes * problem.share
         share = SEARCH_SHARE * seconds / len(BASELINES)

@@ -53,6 +53,9 @@ def _mnist(path, count=20_000):
     return x[:count], y[:count]
 
 
+RECTIFIERS = {"activation": "relu", "initializer": "glorot_uniform"}
+
+
 def mnist_autoencoder(args):
     """Martens' deep autoencoder: tanh, sparse initialisation."""
     x, _ = _mnist(args.data)
@@ -68,9 +71,7 @@ def mnist_autoencoder_relu(args):
     x, _ = _mnist(args.data)
 
     def build(seed):
-        return networks.autoencoder(
-            x.shape[1], seed, activation="relu", initializer="glorot_uniform"
-        )
+        return networks.autoencoder(x.shape[1], seed, **RECTIFIERS)
 
     return Problem(build, _pixels(x.shape[1]), x, x, 200, 90.0, 1500, 25, 1.5)
 
@@ -174,6 +175,34 @@ def lstm_addition(args):
     return Problem(build, SQUARES, x, y, 128, 2e-3, 3000, 50, 0.75)
 
 
+def squared_error(x, logits):
+    """Mean over the images of the squared difference, summed over the pixels."""
+    return keras.ops.mean(
+        keras.ops.sum((keras.ops.sigmoid(logits) - x) ** 2, axis=-1)
+    )
+
+
+def _whole_autoencoder(args, **options):
+    x, _ = _mnist(args.data, 60_000)
+
+    def build(seed):
+        return networks.autoencoder(x.shape[1], seed, **options)
+
+    compiled = _pixels(x.shape[1]) | {"metrics": [squared_error]}
+    return Problem(build, compiled, x, x, 1000, 2.0, 30_000, 60, 1.0)
+
+
+def whole_autoencoder(args):
+    """Martens' autoencoder on all images, to a squared error of 2.0; for a GPU."""
+    return _whole_autoencoder(args)
+
+
+def whole_autoencoder_relu(args):
+    """The same with rectifiers and Glorot's initialisation; for a GPU."""
+    return _whole_autoencoder(args, **RECTIFIERS)
+
+
+LARGE = {f.__name__: f for f in (whole_autoencoder, whole_autoencoder_relu)}
 PROBLEMS = {
     f.__name__: f
     for f in (

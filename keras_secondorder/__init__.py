@@ -35,14 +35,9 @@ from keras_secondorder.optimizers import (
     RProp,
     StochasticMetaDescent,
 )
+from keras_secondorder.solvers.bounds import RelativeRadius, RelativeStep
 from keras_secondorder.solvers.damping import AdaptiveDamping
-from keras_secondorder.solvers.schedules import InverseRootDecay
-from keras_secondorder.solvers.step_rules import (
-    AdaptiveStep,
-    RelativeRadius,
-    StepRule,
-    TrustRegionStep,
-)
+from keras_secondorder.solvers.step_rules import AdaptiveStep, StepRule, TrustRegionStep
 from keras_secondorder.training import attach, coverage, detach, install_hook
 
 __version__ = "0.1.0"
@@ -70,8 +65,8 @@ __all__ = [
     # parts of an optimizer
     "AdaptiveDamping",
     "AdaptiveStep",
-    "InverseRootDecay",
     "RelativeRadius",
+    "RelativeStep",
     "StepRule",
     "TrustRegionStep",
     # the model

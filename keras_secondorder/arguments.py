@@ -5,6 +5,7 @@ import numbers
 
 import keras
 
+from keras_secondorder.solvers.bounds import RelativeStep
 from keras_secondorder.solvers.damping import AdaptiveDamping
 
 
@@ -135,10 +136,11 @@ def check_rates(learning_rate, momentum, relative_step="auto") -> None:
     elif not (
         relative_step is None
         or relative_step == "auto"
-        or isinstance(relative_step, schedule)
+        or isinstance(relative_step, schedule | RelativeStep)
     ):
         raise ValueError(
-            "`relative_step` must be a number, a schedule, None or 'auto'. "
+            "`relative_step` must be a number, a schedule, a `RelativeStep`, None or "
+            "'auto'. "
             f"Received relative_step={relative_step!r}."
         )
     adaptive = isinstance(learning_rate, str)

@@ -39,7 +39,7 @@ class Kfac:
         damping_every: T1, or None for a fixed `lambda`.
         gamma_every: T2, or None for `gamma = sqrt(lambda)`.
         relative: Whether `lambda` is in units of each block's mean eigenvalue.
-        relative_step: Bound on a layer's step, as a share of its weights.
+        relative_step: `(fraction, steps)` of the bound on a layer's step.
     """
 
     def __init__(
@@ -61,6 +61,7 @@ class Kfac:
         self.norm_constraint = norm_constraint
         self.damping_every, self.gamma_every = damping_every, gamma_every
         self.relative, self.relative_step = relative, relative_step
+        self.losses = []
         self.previous = np.zeros_like(oracle.flat(layers))
         self.average = None
         self.steps = 0
@@ -70,6 +71,7 @@ class Kfac:
         layers, kind = self.layers, self.kind
         eta = np.concatenate([layer.eta.ravel() for layer in layers])
         grad = oracle.gradient(layers, kind, x, y, w)
+        self.losses.append(oracle.objective(layers, kind, x, y, w))
         self._average(self._statistics(x, w))
         ridge = self.damping * self._by_parameter(self._units())
         curvature = oracle.fisher(layers, kind, x, w) + np.diag(ridge + eta)
@@ -97,9 +99,7 @@ class Kfac:
         measured = (np.nan, np.nan, np.nan)
         if self.damping_every and self.steps % self.damping_every == 0:
             after = oracle.moved(layers, update)
-            change = oracle.objective(after, kind, x, y, w) - oracle.objective(
-                layers, kind, x, y, w
-            )
+            change = oracle.objective(after, kind, x, y, w) - self.losses[-1]
             rho = change / model(update)
             undamped = update @ curvature @ update - ridge * update @ update
             measured = (model(update), change, undamped)
@@ -164,10 +164,13 @@ class Kfac:
         """How much of each entry of U a step takes."""
         shares = [1.0] * len(self.layers)
         if self.relative_step is not None:
+            fraction, steps = self.relative_step
+            left = min(1.0, abs(self.losses[-1] / self.losses[0]))
+            bound = fraction * left**0.25 * np.sqrt(min(1.0, steps / self.steps))
             vs = (oracle.split(v, self.layers) for v in (oracle.flat(self.layers), U))
             for i, (theta, u) in enumerate(zip(*vs, strict=True)):
                 theta, u = (np.sqrt(np.mean(v**2)) for v in (theta, u))
-                most = self.relative_step * max(theta, 0.03)
+                most = bound * max(theta, 0.03)
                 shares[i] = min(1.0, most / (self.learning_rate * u))
         return self._by_parameter(shares)
 

@@ -239,11 +239,12 @@ class KfacCase(NamedTuple):
                 gamma_every=o.get("gamma_every"),
                 relative=o.get("relative", False),
             )
+        bound = o.get("relative_step")
         return kso.KFAC(
             learning_rate=o.get("learning_rate", "adaptive"),
             momentum=o.get("momentum", "adaptive"),
             norm_constraint=o.get("norm_constraint"),
-            relative_step=o.get("relative_step"),
+            relative_step=bound and kso.RelativeStep(*bound),
             damping=damping,
             fisher="exact",
             statistics_fraction=1.0,
@@ -304,7 +305,7 @@ def _kfac_cases():
         "trust region, levenberg": KfacCase(
             (4, 1), ("tanh", "exponential"), "poisson", "poisson",
             {**trust, "damping": 0.5, "damping_every": 1, "relative": True,
-             "norm_constraint": 0.02, "relative_step": 0.02},
+             "norm_constraint": 0.02, "relative_step": (0.02, 2)},
         ),
         "exact tikhonov": KfacCase(
             (4, 3), ("tanh", "sigmoid"), "binary_crossentropy", "bce",
@@ -313,7 +314,7 @@ def _kfac_cases():
         ),
         "eigenvalue corrected": KfacCase(
             (5, 3), ("tanh", "linear"), softmax, "ce_logits",
-            {**trust, "damping_every": 1, "relative": True, "relative_step": 0.02,
+            {**trust, "damping_every": 1, "relative": True, "relative_step": (0.02, 2),
              "form": "corrected"}, (0.01, 0.003),
         ),
         # One row of weight 0, columns that are zero or copies. A trial of gamma in the

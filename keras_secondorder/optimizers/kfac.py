@@ -53,20 +53,19 @@ class KFAC(SecondOrderOptimizer):
     ```
 
     Args:
-        learning_rate: A number, a Keras schedule, or "adaptive" for the thesis's step
-            lengths from the quadratic model.
+        learning_rate: A number, a schedule, or "adaptive": from the quadratic model.
         momentum: `mu`: a number, a schedule, or "adaptive" (with an adaptive learning
             rate only). "auto" is "adaptive" there, and 0.9 otherwise.
         damping: `lambda`: a number, a schedule, or an `AdaptiveDamping` object.
-            "auto" is 0.2 of each block's mean eigenvalue, and more while `rho` is
-            poor; with an adaptive learning rate, 0.01 in units of the first loss.
+            "auto" is 0.2 of each block's mean eigenvalue, more while `rho` is poor;
+            with an adaptive learning rate, 0.01 in units of the first loss.
         norm_constraint: Bound on `delta^T F delta` of a step: a number, a schedule, a
             `RelativeRadius`, or None. "auto" is `RelativeRadius()` with a given
             learning rate, and none with an adaptive one.
         relative_step: Bound on a layer's step as a share of its weights: a number, a
-            schedule, or None; "auto", `InverseRootDecay(0.005)`, with that rate only.
-        step_rule: A `StepRule` object in place of `learning_rate`, `momentum` and both
-            bounds (a fixed learning rate still scales its steps).
+            schedule, a `RelativeStep` ("auto"), or None, as with an adaptive rate.
+        step_rule: A `StepRule` in place of `learning_rate`, `momentum` and both bounds
+            (a fixed learning rate still scales its steps).
         approximation: Form of the approximate Fisher matrix: "block_diagonal", or
             "block_tridiagonal" to see dense layers with the next one, or
             "eigenvalue_corrected" for EKFAC.
@@ -100,6 +99,7 @@ class KFAC(SecondOrderOptimizer):
 
     Example:
         >>> import keras, keras_secondorder as kso
+        >>> keras.utils.set_random_seed(0)
         >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
         >>> model.compile(optimizer=kso.KFAC(), loss="mse")
         >>> x = keras.random.normal((64, 4), seed=0)
@@ -108,10 +108,9 @@ class KFAC(SecondOrderOptimizer):
         True
 
     References:
-        Martens (2016), thesis, chapter 6 and appendix B; Martens & Grosse (2015). The
-        statistics of a batch enter with the weights that its examples have in the
-        loss, which the sources leave open. George et al. (2018) for
-        "eigenvalue_corrected", and `docs/eigenvalue_corrected.md`.
+        Martens (2016), thesis, chapter 6 and appendix B; Martens & Grosse (2015).
+        Examples enter the statistics with the weights that they have in the loss,
+        which the sources leave open. George et al. (2018) for "eigenvalue_corrected".
     """
 
     def __init__(
@@ -235,6 +234,7 @@ class KFAC(SecondOrderOptimizer):
         initial = self._damping_rule.initial if self._adapted else None
         self.gamma = self.add_scalar("gamma", float(initial or 0.0) ** 0.5)
         self.rho = self.add_scalar("rho", float("nan"))
+        self.first_loss = self.add_scalar("first_loss", 0.0)
 
     def announce(self):
         """Print once which variables fell back, if some did."""
@@ -281,9 +281,9 @@ class KFAC(SecondOrderOptimizer):
         examples = effective_examples(linear.aux.weights, objective.examples)
         damping, gamma = self._damping(k, loss, gradient, examples)
         trial = ops.logical_and(finite, self._trial_due(k))
-        refresh = ops.logical_and(finite, is_due(k, self.inverse_every))
+        refresh = ops.logical_or(is_due(k, self.inverse_every), trial)
         inverses = ops.cond(
-            ops.logical_or(refresh, trial),
+            ops.logical_and(finite, refresh),
             lambda: self.curvature.damped_inverses(gamma),
             self.curvature.cached_inverses,
         )
@@ -294,9 +294,11 @@ class KFAC(SecondOrderOptimizer):
                 objective, weights, gradient, ridge, self.quadratic_fraction
             )
 
-        rule, previous = self._rule(), vectors.values(self.previous)
+        rule = self._rule()
         model = quadratic_model() if rule.needs_model else None
-        known = (previous, gradient, loss, self.learning_rate, k)
+        *previous, first_loss = vectors.values([*self.previous, self.first_loss])
+        first_loss = ops.where(first_loss > 0, first_loss, ops.absolute(loss))
+        known = (previous, gradient, loss, first_loss, self.learning_rate, k)
         known += (objective.parameters, self.curvature.places, model)
 
         def propose(gamma, inverses):
@@ -323,15 +325,14 @@ class KFAC(SecondOrderOptimizer):
         measured = UNMEASURED
         if self._adapted:
             due = ops.equal((k + 1) % self._damping_rule.every, 0)
-            due = ops.logical_and(finite, due)
-            measured = self._adapt_damping(
-                due, objective, loss, gradient, quadratic_model, chosen, damping
-            )
+            tested = objective, loss, gradient, quadratic_model, chosen, damping
+            measured = self._adapt_damping(ops.logical_and(finite, due), *tested)
             (logs["rho"],) = vectors.values([self.rho])
             (after,) = vectors.values([self.damping_value])
             # XLA copies the weights unless their assignment waits for this.
             finite = ops.logical_and(finite, ops.isfinite(after))
-        vectors.assign(self.previous, direction, where=finite)
+        new = [*direction, first_loss]
+        vectors.assign([*self.previous, self.first_loss], new, where=finite)
         seen = loss, gradient, successive, measured
         return StepResult(direction, finite, linear.aux.state, logs, *seen)
 
@@ -375,9 +376,8 @@ class KFAC(SecondOrderOptimizer):
         (rho,) = vectors.values([self.rho])
 
         def measured():
-            step, direction = chosen.step, chosen.direction
-            update = vectors.scale(-step.learning_rate, direction)
-            predicted = step.predicted
+            update = vectors.scale(-chosen.step.learning_rate, chosen.direction)
+            predicted = chosen.step.predicted
             if predicted is None:
                 Q, b = quadratic_model()([update])
                 predicted = 0.5 * Q[0, 0] + b[0]

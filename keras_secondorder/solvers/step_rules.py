@@ -8,13 +8,9 @@ import keras
 from keras import ops
 
 from keras_secondorder import vectors
+from keras_secondorder.solvers.bounds import RelativeRadius, RelativeStep, bound_at
 from keras_secondorder.solvers.quadratic_model import minimise
-from keras_secondorder.solvers.schedules import (
-    InverseRootDecay,
-    at_step,
-    deserialize,
-    serialize,
-)
+from keras_secondorder.solvers.schedules import at_step, deserialize, serialize
 
 LEAST_RMS = 0.03  # weights that start at zero have to get away from there
 
@@ -27,6 +23,7 @@ class Proposal(NamedTuple):
         previous: The direction of the step before, zeros at first.
         gradient: The gradient of the objective.
         loss: The objective on this batch.
+        first_loss: Its absolute value on the first batch.
         learning_rate: The optimizer's learning rate at this step.
         iterations: Steps taken so far, an integer scalar.
         weights: Values of the trainable variables.
@@ -40,6 +37,7 @@ class Proposal(NamedTuple):
     previous: list
     gradient: list
     loss: object
+    first_loss: object
     learning_rate: object
     iterations: object
     weights: list
@@ -130,7 +128,7 @@ class AdaptiveStep(StepRule):
             alpha = -(b[0] + mu * Q[0, 1]) / ops.maximum(Q[0, 0], 1e-30)
         square = alpha**2 * Q[0, 0] + 2 * alpha * mu * Q[0, 1] + mu**2 * Q[1, 1]
         if self.norm_constraint is not None:
-            bound = _radius(self.norm_constraint, proposal)
+            bound = bound_at(self.norm_constraint, proposal)
             shrink = ops.minimum(1.0, ops.sqrt(bound / ops.maximum(square, 1e-30)))
             alpha, mu, square = alpha * shrink, mu * shrink, square * shrink**2
         value = 0.5 * square + alpha * b[0] + mu * b[1]
@@ -142,49 +140,6 @@ class AdaptiveStep(StepRule):
             "momentum": serialize(self.momentum),
             "norm_constraint": serialize(self.norm_constraint),
         }
-
-
-@keras.saving.register_keras_serializable(package="keras_secondorder")
-class RelativeRadius:
-    """A trust region in units of the loss, which shrinks as training goes on.
-
-    ```
-    c_n = fraction * |loss| * min(1, steps / n)
-    ```
-
-    A step may change the predictions by a share of the loss that is left, so the same
-    numbers serve losses of any scale. The decay averages the noise of the batches out,
-    as the learning rate of a stochastic method has to.
-
-    Args:
-        fraction: Share of the loss of the batch.
-        steps: Number of steps after which the radius falls as `1 / n`.
-    """
-
-    def __init__(self, fraction: float = 0.01, steps: int = 60):
-        self.fraction = fraction
-        self.steps = steps
-
-    def __call__(self, loss, iterations):
-        """`c_n`, a float32 scalar."""
-        n = ops.cast(iterations, "float32") + 1.0
-        decay = ops.minimum(1.0, self.steps / n)
-        return self.fraction * ops.absolute(ops.cast(loss, "float32")) * decay
-
-    def get_config(self) -> dict:
-        """The constructor's arguments."""
-        return {"fraction": self.fraction, "steps": self.steps}
-
-    @classmethod
-    def from_config(cls, config: dict):
-        """Rebuild the object from its arguments."""
-        return cls(**config)
-
-
-def _radius(constraint, proposal: Proposal):
-    if isinstance(constraint, RelativeRadius):
-        return constraint(proposal.loss, proposal.iterations)
-    return ops.cast(at_step(constraint, proposal.iterations), "float32")
 
 
 @keras.saving.register_keras_serializable(package="keras_secondorder")
@@ -208,7 +163,7 @@ class TrustRegionStep(StepRule):
         norm_constraint: `c`: a number, a schedule, a `RelativeRadius`, or None for no
             bound.
         relative_step: Bound on the root mean square of a layer's step, as a share of
-            that of its weights: a number, a schedule, or None for no bound.
+            that of its weights: a number, a schedule, a `RelativeStep`, or None.
 
     References:
         Ba, Grosse & Martens (2017), section 5 ("KL clipping"); Shazeer & Stern (2018),
@@ -225,7 +180,7 @@ class TrustRegionStep(StepRule):
         lr = ops.cast(proposal.learning_rate, "float32")
         nu, shares = ops.ones(()), self._shares(proposal, lr)
         if self.norm_constraint is not None:
-            c = _radius(self.norm_constraint, proposal)
+            c = bound_at(self.norm_constraint, proposal)
             square = lr**2 * sum(
                 share**2 * vectors.dot([g], [u])
                 for share, g, u in zip(
@@ -246,7 +201,7 @@ class TrustRegionStep(StepRule):
         shares = [1.0] * len(proposal.direction)
         if self.relative_step is None:
             return shares
-        bound = ops.cast(at_step(self.relative_step, proposal.iterations), "float32")
+        bound = bound_at(self.relative_step, proposal)
         for places in proposal.places:
             U, weights = (
                 ops.cast(vectors.norm([v[i] for i in places]), "float32")
@@ -275,7 +230,7 @@ def rule_for(adaptive: bool, momentum, norm_constraint, relative_step) -> StepRu
         adaptive: Whether the learning rate is "adaptive".
         momentum: A number, a schedule, "adaptive" or "auto".
         norm_constraint: A number, a schedule, a `RelativeRadius`, None or "auto".
-        relative_step: A number, a schedule, None or "auto".
+        relative_step: A number, a schedule, a `RelativeStep`, None or "auto".
 
     Returns:
         An `AdaptiveStep` or a `TrustRegionStep`.
@@ -287,5 +242,5 @@ def rule_for(adaptive: bool, momentum, norm_constraint, relative_step) -> StepRu
     return TrustRegionStep(
         0.9 if momentum == "auto" else momentum,
         RelativeRadius() if automatic else norm_constraint,
-        InverseRootDecay(0.005) if relative_step == "auto" else relative_step,
+        RelativeStep() if relative_step == "auto" else relative_step,
     )

@@ -8,7 +8,6 @@ from keras import ops
 
 import keras_secondorder as kso
 from keras_secondorder import vectors
-from keras_secondorder.solvers.schedules import InverseRootDecay
 from keras_secondorder.solvers.step_rules import Proposal
 
 RNG = np.random.default_rng(0)
@@ -88,22 +87,28 @@ def test_a_block_without_curvature_is_damped_by_lambda():
     assert float(A * G) == pytest.approx(LAMBDA, rel=1e-5)
 
 
-def shares_of(weights, U, places, iterations, rate=0.5, **options):
-    rule = kso.TrustRegionStep(relative_step=InverseRootDecay(0.01, 4), **options)
+def shares_of(weights, U, places, iterations, rate=0.5, loss=1.0, **options):
+    rule = kso.TrustRegionStep(relative_step=kso.RelativeStep(0.01, 4), **options)
     U, weights = tensors(*U), tensors(*weights)
     rest = (ops.convert_to_tensor(iterations, dtype="int32"), weights, places, None)
-    step = rule.step(Proposal(U, U, U, 1.0, rate, *rest))
+    step = rule.step(Proposal(U, U, U, loss, 2.0, rate, *rest))
     return [float(share) for share in step.shares], float(step.alpha)
 
 
 def test_a_layers_step_is_a_share_of_its_weights():
-    """Of kernel and bias together, falling with the root of the number of steps."""
+    """Of kernel and bias together, falling with the number of steps and the loss."""
     kernel, bias = RNG.normal(size=(4, 3)), np.zeros(3)
     U = [10.0 * RNG.normal(size=(4, 3)), RNG.normal(size=3), np.full(3, 1e-4)]
-    for iterations, bound in ((0, 0.01), (3, 0.01), (15, 0.005)):
-        shares, _ = shares_of(
-            [kernel, bias, bias], U, [[0, 1], [2]], iterations, norm_constraint=None
-        )
+    places = [[0, 1], [2]]
+    for iterations, loss, bound in (
+        (0, 2.0, 0.01),
+        (3, 5.0, 0.01),
+        (3, -0.125, 0.005),
+        (15, 2.0, 0.005),
+        (15, 0.125, 0.0025),
+    ):
+        options = {"loss": loss, "norm_constraint": None}
+        shares, _ = shares_of([kernel, bias, bias], U, places, iterations, **options)
         assert shares[0] == shares[1]
         assert shares[2] == 1.0  # short enough
         step = 0.5 * shares[0] * np.concatenate([u.ravel() for u in U[:2]])
@@ -115,7 +120,8 @@ def test_a_layers_step_is_a_share_of_its_weights():
 
 def test_weights_of_zero_leave_zero_and_the_radius_counts_what_is_left():
     U, c = [np.full((2, 2), 3.0)], 1e-8
-    (share,), nu = shares_of([np.zeros((2, 2))], U, [[0]], 0, norm_constraint=c)
+    options = {"loss": 2.0, "norm_constraint": c}
+    (share,), nu = shares_of([np.zeros((2, 2))], U, [[0]], 0, **options)
     assert 0.5 * share * 3.0 == pytest.approx(0.01 * 0.03, rel=1e-5)
     assert nu**2 * 0.5**2 * share**2 * np.sum(U[0] ** 2) == pytest.approx(c, rel=1e-4)
 

@@ -34,7 +34,7 @@ STEP_RTOL = 1e-5
         ({"inverse_every": "auto"}, "`inverse_every` must be a number"),
         ({"relative_step": 0.0}, "`relative_step` must be above 0"),
         ({"relative_step": np.float32(-1)}, "`relative_step` must be above 0"),
-        ({"relative_step": kso.RelativeRadius()}, "must be a number, a schedule, None"),
+        ({"relative_step": kso.RelativeRadius()}, "a schedule, a `RelativeStep`, None"),
         (
             {"learning_rate": "adaptive", "relative_step": 0.1},
             "`norm_constraint` bounds them",
@@ -59,8 +59,10 @@ def test_wrong_damping_rule():
         kso.AdaptiveDamping(decay=1.0)
     with pytest.raises(ValueError, match="every"):
         kso.AdaptiveDamping(every=0)
-    with pytest.raises(ValueError, match="`value` must be above 0, and `steps`"):
-        kso.InverseRootDecay(-0.01)
+    for wrong in ((-0.01,), (float("nan"),), (0.01, 0)):
+        for bound in (kso.RelativeStep, kso.RelativeRadius):
+            with pytest.raises(ValueError, match="`fraction` must be above 0, and"):
+                bound(*wrong)
     for initial in ("Auto", -1.0, float("nan"), np.inf):
         with pytest.raises(ValueError, match="must be a number of at least 0, None"):
             kso.AdaptiveDamping(initial)

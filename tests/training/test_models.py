@@ -223,7 +223,7 @@ def test_layers_without_a_wrapper_train_with_the_fallback(capsys):
     compiled(model)
     capsys.readouterr()
     before = arrays(model.layers[1].weights)
-    trains(model, x, y, epochs=20)
+    trains(model, x, y, epochs=40)
     said = capsys.readouterr().out
     assert all(moved(arrays(model.layers[1].weights), before))
     assert list(kinds(model).values()) == ["diagonal"] * 2 + ["kronecker"] * 2
