@@ -175,7 +175,7 @@ class Objective:
         return ops.sum(ops.cast(loss, self.precision))
 
     def _flat(self, y_pred) -> list:
-        return [ops.cast(z, self.precision) for z in keras.tree.flatten(y_pred)]
+        return [vectors.cast(z, self.precision) for z in keras.tree.flatten(y_pred)]
 
     def _position_weights(self, y_pred, outputs):
         weights = vectors.copies(self._sample_weight)
@@ -218,7 +218,7 @@ class Objective:
         gradient, taps = linear.pullback_all(seed)
 
         def unscale(g):
-            return ops.cast(g, self.precision) / self._loss_scale
+            return vectors.cast(g, self.precision) / self._loss_scale
 
         return [unscale(g) for g in gradient], {i: unscale(g) for i, g in taps.items()}
 
@@ -235,7 +235,7 @@ class Objective:
     def moved(self, update: list) -> list:
         """The parameters `theta + update`, in their own dtypes."""
         return [
-            p + ops.cast(u, p.dtype)
+            p + vectors.cast(u, p.dtype)
             for p, u in zip(self.parameters, update, strict=True)
         ]
 

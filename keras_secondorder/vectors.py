@@ -1,9 +1,12 @@
 """Vectors in parameter space: lists of tensors, one for each trainable variable."""
 
+import functools
 import math
 
 import keras
 from keras import ops
+
+from keras_secondorder import autodiff
 
 
 def values(variables: list) -> list:
@@ -13,6 +16,10 @@ def values(variables: list) -> list:
 
 def assign(variables: list, new: list, where=True) -> None:
     """Assign tensors to Keras variables, where a boolean scalar says so."""
+    if where is not True and keras.backend.backend() == "torch":  # known at once
+        if not where:
+            return
+        where = True
     for variable, value in zip(variables, new, strict=True):
         if where is not True:
             value = ops.where(where, value, *values([variable]))
@@ -45,10 +52,10 @@ def dot(u: list, v: list):
         A scalar.
     """
     dtype = precision_of([*u, *v])
-    total = ops.zeros((), dtype)
+    total = 0.0
     for a, b in zip(u, v, strict=True):
-        total = total + ops.sum(ops.cast(a, dtype) * ops.cast(b, dtype))
-    return total
+        total = total + autodiff.inner(cast(a, dtype), cast(b, dtype))
+    return total if u else ops.zeros((), dtype)
 
 
 def norm(v: list):
@@ -63,12 +70,12 @@ def cosine(u: list, v: list):
 
 def scale(c, v: list) -> list:
     """The vector `c * v`."""
-    return [ops.cast(c, a.dtype) * a for a in v]
+    return [cast(c, a.dtype) * a for a in v]
 
 
 def axpy(c, u: list, v: list) -> list:
     """The vector `c * u + v`."""
-    return [ops.cast(c, a.dtype) * a + b for a, b in zip(u, v, strict=True)]
+    return [cast(c, a.dtype) * a + b for a, b in zip(u, v, strict=True)]
 
 
 def is_finite(v: list):
@@ -77,10 +84,10 @@ def is_finite(v: list):
     One entry that is not finite shows in the sum, which takes one pass and, unlike the
     norm, does not overflow before the entries do.
     """
-    finite = ops.cast(True, "bool")
-    for a in v:
-        finite = ops.logical_and(finite, ops.isfinite(ops.sum(a)))
-    return finite
+    if not v:
+        return ops.cast(True, "bool")
+    dtype = precision_of(v)
+    return ops.all(ops.isfinite(ops.stack([cast(ops.sum(a), dtype) for a in v])))
 
 
 def take_rows(tree, rows):
@@ -105,8 +112,20 @@ def copies(tree):
 
 def precision_of(tensors: list) -> str:
     """The dtype to compute in: "float64" where a tensor has it, else "float32"."""
-    dtypes = {keras.backend.standardize_dtype(t.dtype) for t in tensors}
-    return "float64" if "float64" in dtypes else "float32"
+    double = any(_name(t.dtype) == "float64" for t in tensors)
+    return "float64" if double else "float32"
+
+
+def cast(t, dtype):
+    """A tensor or number in some dtype; the tensor itself where it has it."""
+    if _name(getattr(t, "dtype", None)) == _name(dtype):
+        return t
+    return ops.cast(t, dtype)
+
+
+@functools.cache
+def _name(dtype):
+    return None if dtype is None else keras.backend.standardize_dtype(dtype)
 
 
 def flatten(v: list, dtype: str):

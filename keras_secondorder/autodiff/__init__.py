@@ -16,7 +16,9 @@ eagerly = _backend.eagerly
 no_grad = _backend.no_grad
 random_state = _backend.random_state
 set_random_state = _backend.set_random_state
+full_precision = _backend.full_precision
 interpolate = _backend.interpolate
+inner = _backend.inner
 orthonormal = _backend.orthonormal
 spd_inverses = _backend.spd_inverses
 symmetric_eigh = _backend.symmetric_eigh
@@ -36,7 +38,9 @@ __all__ = [
     "Linearization",
     "compiled",
     "eagerly",
+    "full_precision",
     "hessian_product",
+    "inner",
     "interpolate",
     "linearize",
     "linearize_gradient",

@@ -30,7 +30,10 @@ The functions of a backend module:
     no_grad()                         -> a context in which no graph is recorded
     random_state()                    -> what draws without a Keras seed depend on
     set_random_state(state)           -> None; such draws are then repeated
+    full_precision()                  -> a context in which no device rounds the factors
+                                         of float32 products
     interpolate(old, new, weight)     -> old + weight (new - old), for a scalar weight
+    inner(a, b)                       -> the sum of a * b over all entries, a scalar
     spd_inverses(matrices, dampings, scales, compiled=False)
                                       -> the inverses of symmetric positive definite
                                          `matrix + damping I`, or of stacks (k, d, d)

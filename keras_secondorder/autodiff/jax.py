@@ -149,6 +149,16 @@ def interpolate(old, new, weight):
     return (1.0 - weight) * old + weight * new
 
 
+def inner(a, b):
+    """The sum of `a * b` over all entries."""
+    return jnp.sum(a * b)
+
+
+def full_precision():
+    """A context without TensorFloat-32: on a GPU it is JAX's default."""
+    return jax.default_matmul_precision("highest")
+
+
 def spd_inverses(matrices, dampings, scales, compiled=False):
     """Invert damped positive definite matrices; NaN where one is not definite.
 

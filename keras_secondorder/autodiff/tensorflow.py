@@ -155,6 +155,16 @@ def interpolate(old, new, weight):
     return (1.0 - weight) * old + weight * new
 
 
+def inner(a, b):
+    """The sum of `a * b` over all entries."""
+    return tf.reduce_sum(a * b)
+
+
+def full_precision():
+    """Nothing to ask for: TensorFlow has one switch for a whole program."""
+    return contextlib.nullcontext()
+
+
 def spd_inverses(matrices, dampings, scales, compiled=False):
     """Invert damped positive definite matrices; NaN where one is not definite.
 

@@ -1,5 +1,7 @@
 """The autodiff contract on PyTorch."""
 
+import contextlib
+
 import torch
 import torch.nn.attention
 
@@ -140,6 +142,16 @@ def no_grad():
 def interpolate(old, new, weight):
     """`old + weight (new - old)`."""
     return torch.lerp(old, new.to(old.dtype), weight.to(old.dtype))
+
+
+def inner(a, b):
+    """The sum of `a * b` over all entries."""
+    return torch.dot(a.reshape(-1), b.reshape(-1))
+
+
+def full_precision():
+    """Nothing to ask for: PyTorch rounds the factors of no float32 product unasked."""
+    return contextlib.nullcontext()
 
 
 def spd_inverses(matrices, dampings, scales, compiled=False):

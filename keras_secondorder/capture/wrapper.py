@@ -6,6 +6,8 @@ from collections.abc import Callable
 import keras
 from keras import ops
 
+from keras_secondorder import vectors
+
 
 class LayerWrapper:
     """An affine layer seen as rows: `s = a W`, with `W = [kernel; bias]`.
@@ -208,12 +210,12 @@ def rows(tensor, width: int):
     positions = 1
     for side in shape[1:-1]:
         positions = positions * side
-    return ops.reshape(ops.cast(tensor, "float32"), (shape[0], positions, width))
+    return ops.reshape(vectors.cast(tensor, "float32"), (shape[0], positions, width))
 
 
 def stacked(values: list):
     """`W` of shape `(d_in, d_out)` from `[kernel]` or `[kernel, bias]`."""
-    kernel = ops.cast(values[0], "float32")
+    kernel = vectors.cast(values[0], "float32")
     if len(values) == 1:
         return kernel
     return ops.concatenate([kernel, ops.cast(values[1], "float32")[None]], axis=0)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import keras
 from keras import ops
 
-from keras_secondorder import vectors
+from keras_secondorder import autodiff, vectors
 from keras_secondorder.capture import (
     l2_curvature,
     of_wrapper,
@@ -154,6 +154,8 @@ class BlockDiagonal:
             return vectors.choose(usable, new, (old, before))
 
         factors, count = ops.cond(due, update, lambda: (old, before))
+        if factors is old:  # where it is known at once that there is nothing to do
+            return
         for block, new in zip(self.blocks, factors, strict=True):
             vectors.assign(block.factors, new)
         vectors.assign([self.count], [count])
@@ -170,8 +172,10 @@ class BlockDiagonal:
             gamma: Factored damping, a scalar; each block adds its `eta`.
         """
         cached, failed = self.cached_inverses()
+        with autodiff.full_precision():
+            everything = self._fresh(gamma)
         values = []
-        for old, new in zip(cached, self._fresh(gamma), strict=True):
+        for old, new in zip(cached, everything, strict=True):
             if not new:
                 values.append(old)
                 continue
@@ -198,8 +202,10 @@ class BlockDiagonal:
         inverses = iter(damped_inverses(factors, dampings, self._compiled))
         return [[next(inverses) for _ in matrices] for matrices, _ in systems]
 
-    def keep_inverses(self, inverses: Inverses) -> None:
-        """Store inverses for the steps to come."""
+    def keep_inverses(self, inverses: Inverses, cached: Inverses | None = None) -> None:
+        """Store inverses for the steps to come, in the place of those before."""
+        if inverses is cached:
+            return
         for block, new in zip(self.blocks, inverses.values, strict=True):
             vectors.assign(block.inverses, new)
         vectors.assign([self.failed], [inverses.failed])
@@ -245,7 +251,9 @@ class BlockDiagonal:
                 rows = block.rows(inputs.get(index, []), of_wrapper(taps, index))
                 index += 1
             V = [gradient[i] for i in places]
-            own = block.damping(damping) + self.eta[places[0]]
+            own = None
+            if not block.inverts_moments:
+                own = block.damping(damping) + self.eta[places[0]]
             parts = block.precondition(V, inverse, own, rows)
             for i, part in zip(places, parts, strict=True):
                 U[i] = part

@@ -25,6 +25,7 @@ class DiagonalBlock:
     """
 
     wrapper = None
+    inverts_moments = False
     #: Whether a damping is in units of the mean of `D`.
     relative = False
 
@@ -73,6 +74,7 @@ class IdentityBlock:
     """
 
     wrapper = None
+    inverts_moments = True  # nothing is damped
     factors: list = []
     moments: list = []
     inverses: list = []

@@ -275,7 +275,7 @@ class KroneckerBlock:
         Returns:
             Two matrices with one row for each example and position, or None.
         """
-        if not taps or not self._is_plain:
+        if not taps or not self.rows_pay(1):
             return None
         a = [self.wrapper.input_rows(x) for x in inputs]
         g = [self.wrapper.gradient_rows(t) for t in taps]
@@ -302,6 +302,6 @@ class KroneckerBlock:
 
 def _by_rows(values: list, left, right, side: Side) -> list:
     """`A V G` of a dense layer, kernel and bias apart: both together are a copy."""
-    rows = [ops.reshape(ops.cast(v, "float32"), (-1, v.shape[-1])) for v in values]
+    rows = [ops.reshape(vectors.cast(v, "float32"), (-1, v.shape[-1])) for v in values]
     products = left.left(*(multiply_right(V, right, side) for V in rows))
     return [ops.reshape(u, v.shape) for u, v in zip(products, values, strict=True)]

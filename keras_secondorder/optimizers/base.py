@@ -232,7 +232,7 @@ class SecondOrderOptimizer(keras.optimizers.Optimizer):
     def update_step(self, gradient, variable, learning_rate):
         """`variable -= learning_rate * direction`."""
         dtype = vectors.precision_of([variable])
-        step = ops.cast(learning_rate, dtype) * ops.cast(gradient, dtype)
+        step = ops.cast(learning_rate, dtype) * vectors.cast(gradient, dtype)
         self.assign_sub(variable, ops.cast(step, variable.dtype))
 
 

@@ -282,10 +282,9 @@ class KFAC(SecondOrderOptimizer):
         damping, gamma = self._damping(k, loss, gradient, examples)
         trial = ops.logical_and(finite, self._trial_due(k))
         refresh = ops.logical_or(is_due(k, self.inverse_every), trial)
+        fresh, cached = self.curvature.damped_inverses, self.curvature.cached_inverses()
         inverses = ops.cond(
-            ops.logical_and(finite, refresh),
-            lambda: self.curvature.damped_inverses(gamma),
-            self.curvature.cached_inverses,
+            ops.logical_and(finite, refresh), lambda: fresh(gamma), lambda: cached
         )
 
         def quadratic_model():
@@ -309,7 +308,7 @@ class KFAC(SecondOrderOptimizer):
         chosen = propose(gamma, inverses)
         if self._tries_gammas(rule):
             chosen = self._best_gamma(trial, propose, chosen)
-        self.curvature.keep_inverses(chosen.inverses)
+        self.curvature.keep_inverses(chosen.inverses, cached)
         vectors.assign([self.gamma], [chosen.gamma], where=finite)
 
         step, direction = chosen.step, chosen.direction

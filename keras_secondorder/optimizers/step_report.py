@@ -68,11 +68,11 @@ def entries_of(result, learning_rate, before):
         Tensor of shape `(len(ENTRIES),)`, float32.
     """
     # In float32: a model in float64 has steps in float64.
-    gradient = [ops.cast(t, "float32") for t in result.gradient]
-    direction = [ops.cast(t, "float32") for t in result.direction]
+    gradient = [vectors.cast(t, "float32") for t in result.gradient]
+    direction = [vectors.cast(t, "float32") for t in result.direction]
     g, d = vectors.norm(gradient), vectors.norm(direction)
     downhill = vectors.dot(gradient, direction) if gradient else 0.0
-    measured = ops.stack([ops.cast(m, "float32") for m in result.measured])
+    measured = ops.stack([vectors.cast(m, "float32") for m in result.measured])
     kept = before[-len(result.measured) :]
     lr = ops.cast(learning_rate, "float32")
     entries = [
@@ -83,7 +83,7 @@ def entries_of(result, learning_rate, before):
     ]
     return ops.concatenate(
         [
-            ops.stack([ops.cast(e, "float32") for e in entries]),
+            ops.stack([vectors.cast(e, "float32") for e in entries]),
             ops.where(ops.isfinite(measured), measured, kept),
         ]
     )

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import keras
+import numpy as np
 from keras import ops
 
 from keras_secondorder import vectors
@@ -67,7 +68,7 @@ class Step(NamedTuple):
         """`d`, a list of tensors."""
         shares = self.shares or [1.0] * len(U)
         new = [
-            ops.cast(self.alpha * share, u.dtype) * u
+            vectors.cast(self.alpha * share, u.dtype) * u
             for share, u in zip(shares, U, strict=True)
         ]
         return vectors.axpy(self.mu, previous, new)
@@ -181,38 +182,27 @@ class TrustRegionStep(StepRule):
         nu, shares = ops.ones(()), self._shares(proposal, lr)
         if self.norm_constraint is not None:
             c = bound_at(self.norm_constraint, proposal)
-            square = lr**2 * sum(
-                share**2 * vectors.dot([g], [u])
-                for share, g, u in zip(
-                    shares,
-                    proposal.gradient,
-                    proposal.direction,
-                    strict=True,
-                )
-            )
+            slopes = _by_block(proposal.gradient, proposal.direction, proposal.places)
+            square = lr**2 * ops.sum(shares**2 * slopes)
             nu = ops.minimum(1.0, ops.sqrt(c / ops.maximum(square, 1e-30)))
         # Under a rate of 0 no bound holds, and momentum would carry the step on.
         nu = ops.where(lr > 0, nu, 0.0)
         mu = ops.cast(at_step(self.momentum, proposal.iterations), "float32")
-        return Step(nu, mu, lr, None, shares)
+        return Step(nu, mu, lr, None, _by_variable(shares, proposal.places))
 
-    def _shares(self, proposal: Proposal, lr) -> list:
-        """`s_l`, for each variable."""
-        shares = [1.0] * len(proposal.direction)
+    def _shares(self, proposal: Proposal, lr):
+        """`s_l`, one for each block."""
+        places = proposal.places
         if self.relative_step is None:
-            return shares
-        bound = bound_at(self.relative_step, proposal)
-        for places in proposal.places:
-            U, weights = (
-                ops.cast(vectors.norm([v[i] for i in places]), "float32")
-                for v in (proposal.direction, proposal.weights)
-            )
-            size = sum(math.prod(proposal.weights[i].shape) for i in places)
-            largest = bound * ops.maximum(weights, LEAST_RMS * size**0.5)
-            share = ops.minimum(1.0, largest / ops.maximum(lr * U, 1e-30))
-            for i in places:
-                shares[i] = share
-        return shares
+            return ops.ones((len(places),))
+        U, weights = (
+            ops.sqrt(_by_block(v, v, places))
+            for v in (proposal.direction, proposal.weights)
+        )
+        sizes = [sum(math.prod(proposal.weights[i].shape) for i in p) for p in places]
+        least = LEAST_RMS * np.sqrt(sizes, dtype="float32")
+        largest = bound_at(self.relative_step, proposal) * ops.maximum(weights, least)
+        return ops.minimum(1.0, largest / ops.maximum(lr * U, 1e-30))
 
     def get_config(self):
         """The constructor's arguments."""
@@ -221,6 +211,20 @@ class TrustRegionStep(StepRule):
             "norm_constraint": serialize(self.norm_constraint),
             "relative_step": serialize(self.relative_step),
         }
+
+
+def _by_block(u: list, v: list, places: list):
+    """The inner products of two vectors, block by block; a float32 tensor."""
+    products = [vectors.dot([u[i] for i in p], [v[i] for i in p]) for p in places]
+    return ops.stack([vectors.cast(product, "float32") for product in products])
+
+
+def _by_variable(values, places: list) -> list:
+    """The value of its block for each variable."""
+    found = {}
+    for value, own in zip(ops.unstack(values, len(places)), places, strict=True):
+        found |= dict.fromkeys(own, value)
+    return [found[i] for i in range(len(found))]
 
 
 def rule_for(adaptive: bool, momentum, norm_constraint, relative_step) -> StepRule:
