@@ -63,10 +63,10 @@ class Run:
         self.model.compile(optimizer=optimizer, **problem.compiled)
         optimizer.build(self.model.trainable_variables)
         self.variables = [*self.model.variables, *optimizer.variables]
-        self.initial = [np.array(v.value) for v in self.variables]
-        start = time.perf_counter()
-        self.fit(range(self.stretch))
-        self.compilation = time.perf_counter() - start
+        self.initial = [
+            np.array(keras.ops.convert_to_numpy(v)) for v in self.variables
+        ]
+        self.compilation = self.fit(range(self.stretch))
         self.restart()
 
     def restart(self, rate=None):
@@ -84,11 +84,13 @@ class Run:
         return self.problem.every * self.problem.batch_size
 
     def fit(self, rows):
-        """One pass over some examples, in order."""
+        """One pass over some examples, in order; the seconds it takes."""
         rows = np.asarray(rows) % len(self.problem.x)
         x, y = self.problem.x[rows], self.problem.y[rows]
         size = self.problem.batch_size
+        start = time.perf_counter()
         self.model.fit(x, y, batch_size=size, shuffle=False, verbose=0)
+        return time.perf_counter() - start
 
     def measure(self):
         """Add `(steps, seconds, loss)` to the curve."""
@@ -104,9 +106,7 @@ class Run:
         rest = self.random.permutation(count)[: self.stretch % count]
         if self.rate is not None:
             self.model.optimizer.learning_rate = self.rate(self.steps)
-        start = time.perf_counter()
-        self.fit(np.concatenate([*orders, rest]))
-        self.seconds += time.perf_counter() - start
+        self.seconds += self.fit(np.concatenate([*orders, rest]))
         self.steps += self.problem.every
         self.measure()
 
@@ -279,7 +279,11 @@ def write(results):
 
 
 def _has_gpu():
-    return "gpu" in " ".join(map(str, keras.distribution.list_devices())).lower()
+    if keras.backend.backend() == "torch":
+        import torch
+
+        return torch.cuda.is_available()
+    return any("gpu" in str(d).lower() for d in keras.distribution.list_devices())
 
 
 def draw(results, path):

@@ -189,7 +189,7 @@ def _whole_autoencoder(args, **options):
         return networks.autoencoder(x.shape[1], seed, **options)
 
     compiled = _pixels(x.shape[1]) | {"metrics": [squared_error]}
-    return Problem(build, compiled, x, x, 1000, 2.0, 30_000, 60, 1.0)
+    return Problem(build, compiled, x, x, 1000, 2.0, 30_000, 60, 1.5)
 
 
 def whole_autoencoder(args):
