@@ -119,18 +119,27 @@ def _upper_bound(value, most: float | None) -> str:
     return " and finite" if value == math.inf else ""
 
 
-def check_rates(learning_rate, momentum, relative_step="auto") -> None:
+def check_rates(
+    learning_rate,
+    momentum,
+    norm_constraint="auto",
+    relative_step="auto",
+    step_rule=None,
+) -> None:
     """Refuse a learning rate and what does not go together with it.
 
     Args:
         learning_rate: A number, a schedule or "adaptive".
         momentum: A number, a schedule, "auto", or "adaptive" with that learning rate.
+        norm_constraint: Bound on the step in the metric of the curvature.
         relative_step: Bound on the step of a layer; "auto" or None with that rate.
+        step_rule: A rule with a momentum and bounds of its own; the three are "auto".
 
     Raises:
         ValueError: They are something else.
     """
     schedule = keras.optimizers.schedules.LearningRateSchedule
+    check_numbers({"norm_constraint": norm_constraint}, auto=True)
     if _is_number(relative_step):
         check_range("relative_step", relative_step, 0)
     elif not (
@@ -164,6 +173,18 @@ def check_rates(learning_rate, momentum, relative_step="auto") -> None:
         )
     if isinstance(momentum, int | float):
         check_momentum(momentum)
+    given = {
+        "momentum": momentum,
+        "norm_constraint": norm_constraint,
+        "relative_step": relative_step,
+    }
+    for name, value in given.items():
+        if step_rule is not None and not isinstance(value, str):
+            raise ValueError(
+                f"`step_rule` has a momentum and bounds of its own: `{name}` would be "
+                f"ignored. Received {name}={value!r} with step_rule={step_rule!r}. "
+                f"Give it to the rule, as in `TrustRegionStep({name}=...)`."
+            )
 
 
 def check_momentum(momentum: float) -> None:

@@ -64,8 +64,8 @@ class KFAC(SecondOrderOptimizer):
             learning rate, and none with an adaptive one.
         relative_step: Bound on a layer's step as a share of its weights: a number, a
             schedule, a `RelativeStep` ("auto"), or None, as with an adaptive rate.
-        step_rule: A `StepRule` in place of `learning_rate`, `momentum` and both bounds
-            (a fixed learning rate still scales its steps).
+        step_rule: A `StepRule` with its own momentum and bounds in place of these; a
+            fixed learning rate still scales its steps.
         approximation: Form of the approximate Fisher matrix: "block_diagonal", or
             "block_tridiagonal" to see dense layers with the next one, or
             "eigenvalue_corrected" for EKFAC.
@@ -138,13 +138,13 @@ class KFAC(SecondOrderOptimizer):
         **kwargs,
     ):
         adaptive = isinstance(learning_rate, str)
-        check_rates(learning_rate, momentum, relative_step)
+        bounds = norm_constraint, relative_step
+        check_rates(learning_rate, momentum, *bounds, step_rule)
         check_one_of("approximation", approximation, APPROXIMATIONS)
         check_together("tikhonov", tikhonov, "approximation", approximation, TIKHONOV)
         check_one_of("fisher", fisher, FISHERS)
         check_one_of("on_unsupported", on_unsupported, FALLBACKS)
         check_one_of("weight_sharing", weight_sharing, SHARINGS)
-        check_numbers({"norm_constraint": norm_constraint}, auto=True)
         check_numbers({"statistics_fraction": statistics_fraction}, 1, auto=True)
         check_numbers({"quadratic_fraction": quadratic_fraction}, 1)
         check_numbers({"statistics_decay": statistics_decay}, 1)

@@ -121,6 +121,11 @@ class AdaptiveDamping:
                 f"Received every={every}, gamma_every={gamma_every}. "
                 "The thesis has 5 and 20."
             )
+        if not (minimum or 0.0) <= maximum or (minimum or 0.0) < 0:
+            raise ValueError(
+                "`minimum` must be at least 0 and at most `maximum`. "
+                f"Received minimum={minimum}, maximum={maximum}."
+            )
         if minimum is None and initial is not None:
             raise ValueError(
                 "`minimum=None` is in units of the loss, as `initial=None` is. "
@@ -169,7 +174,9 @@ class AdaptiveDamping:
             least = 1.0 / ops.cast(examples, unit.dtype)
         first = ops.stack([unit * least, unit * self.maximum])
         known = bounds[1] > 0
+        # The number of examples is NaN where one of their weights is.
         started = ops.clip(self.share * unit, first[0], first[1])
+        started = ops.where(usable, started, self.share)
         damping = ops.where(known, damping, started)
         return damping, ops.where(ops.logical_or(known, ~usable), bounds, first)
 

@@ -39,6 +39,15 @@ STEP_RTOL = 1e-5
             {"learning_rate": "adaptive", "relative_step": 0.1},
             "`norm_constraint` bounds them",
         ),
+        (
+            {"step_rule": kso.TrustRegionStep(), "norm_constraint": None},
+            "`norm_constraint` would be ignored",
+        ),
+        (
+            {"step_rule": kso.AdaptiveStep(), "momentum": 0.5},
+            r"as in `TrustRegionStep\(momentum=...\)`",
+        ),
+        ({"norm_constraint": -1.0}, "`norm_constraint` must be above 0"),
         ({"quadratic_fraction": 1.5}, "Received quadratic_fraction=1.5"),
         ({"statistics_every": 0}, "statistics_every"),
         ({"inverse_every": 0}, "inverse_every"),
@@ -66,6 +75,9 @@ def test_wrong_damping_rule():
     for initial in ("Auto", -1.0, float("nan"), np.inf):
         with pytest.raises(ValueError, match="must be a number of at least 0, None"):
             kso.AdaptiveDamping(initial)
+    for bounds in ({"minimum": -1.0}, {"minimum": 2.0, "maximum": 1.0}):
+        with pytest.raises(ValueError, match="`minimum` must be at least 0 and at"):
+            kso.AdaptiveDamping(**bounds)
     with pytest.raises(ValueError, match="must be True or False"):
         kso.AdaptiveDamping(0.2, relative="no")
     with pytest.raises(ValueError, match="Give a number as `initial`"):
