@@ -3,6 +3,7 @@
 import copy
 import functools
 import inspect
+import math
 from typing import NamedTuple
 
 import keras
@@ -23,7 +24,8 @@ from keras_secondorder.likelihoods import (
     with_shares,
 )
 
-MIN_ROWS = 64  # the fewest examples that a fraction of a batch is cut down to
+MIN_ROWS = 64  # the fewest rows that a fraction of a batch is cut down to
+MIN_EXAMPLES = 8  # and the fewest examples, where each has many positions
 AUTO = 0.25, 128  # the fraction "auto", and the most examples that it is
 
 
@@ -87,8 +89,7 @@ class Objective:
         if values is None:
             values = map(vectors.values, (self.variables, self.state_variables))
         self.parameters, self.state = values
-        self._training = training
-        self._loss_weights = loss_weights
+        self._training, self._loss_weights = training, loss_weights
         # Known after a forward pass: the outputs with a loss, and how many there are.
         self.heads = self.output_count = None
 
@@ -96,7 +97,7 @@ class Objective:
         """The objective on some examples of the batch, as a batch of its own.
 
         Args:
-            fraction: Share of the examples, in (0, 1]; never fewer than 64.
+            fraction: Share of the examples, in (0, 1]; never fewer than 64 rows.
             shift: Python integer; with another one the examples are others.
         """
         if self.whole_batch(fraction):
@@ -252,31 +253,28 @@ class Objective:
             outputs: Outputs of the network, flattened, of the examples in question.
             weights: Position weights of the heads, for the same examples.
             rows: Indices of the examples in the batch, or None for all.
-            gradient_only: Whether only their gradients are used, as for the empirical
-                Fisher matrix.
+            gradient_only: Whether only their gradients are used (empirical Fisher).
         """
         curves = []
         for head, w in zip(self.heads, weights, strict=True):
             y = head.y if rows is None else vectors.take_rows(head.y, rows)
             if not head.labelled:
                 check_likelihood(head.loss)
-            likelihood = likelihood_of(
-                head.loss, y, outputs[head.output], gradient_only
-            )
+            z = outputs[head.output]
+            likelihood = likelihood_of(head.loss, y, z, gradient_only)
             curves.append(Curve(head.output, likelihood, w))
         return curves
 
     @property
     def examples(self):
         """Number of examples: a Python integer where it is known, else a scalar."""
-        return ops.shape(next(t for t in keras.tree.flatten(self._x) if t is not None))[
-            0
-        ]
+        tensors = (t for t in keras.tree.flatten(self._x) if t is not None)
+        return ops.shape(next(tensors))[0]
 
     def whole_batch(self, fraction: float) -> bool:
         """Whether a fraction of the batch is known to be all of it."""
         total = self.examples
-        few = isinstance(total, int) and total <= MIN_ROWS
+        few = isinstance(total, int) and total <= self._fewest
         return few or (fraction != "auto" and fraction >= 1.0)
 
     def subset(self, fraction: float, weights: list) -> tuple:
@@ -304,15 +302,22 @@ class Objective:
         total = self.examples
         fraction, most = AUTO if fraction == "auto" else (fraction, total)
         if isinstance(total, int):
-            count = max(MIN_ROWS, min(most, round(total * fraction)))
+            count = max(self._fewest, min(most, round(total * fraction)))
             rows = np.arange(count, dtype="int64") * total // count
             return ops.convert_to_tensor(rows.astype("int32")), count
         share = ops.cast(ops.cast(total, "float32") * fraction, "int32")
-        share = ops.maximum(ops.minimum(share, most), MIN_ROWS)
+        share = ops.maximum(ops.minimum(share, most), self._fewest)
         count = ops.minimum(total, share)
         # 64 bits: the products go beyond 2^31 from 93,000 rows on.
         rows = ops.cast(ops.arange(count), "int64") * ops.cast(total, "int64")
         return ops.cast(rows // ops.cast(count, "int64"), "int32"), count
+
+    @property
+    def _fewest(self) -> int:
+        """The fewest examples with `MIN_ROWS` rows, one for each position."""
+        shapes = [t.shape[1:-1] for t in getattr(self.model, "outputs", None) or ()]
+        positions = min((math.prod(d or 1 for d in s) for s in shapes), default=1)
+        return max(MIN_EXAMPLES, -(-MIN_ROWS // positions))
 
     def _share_of(self, count):
         """How many examples each of `count` stands for."""

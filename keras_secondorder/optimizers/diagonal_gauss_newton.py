@@ -41,7 +41,7 @@ class DiagonalGaussNewton(FlatOptimizer):
         curvature: "gauss_newton", from one reverse pass with random signs, unbiased;
             or "empirical", the squared gradients of single examples.
         decay: Largest weight of the past, in [0, 1).
-        curvature_fraction: Share of the batch for `d`; at least 64 examples.
+        curvature_fraction: Share of the batch for `d`; at least 64 rows.
         seed: Seed of the signs.
         **kwargs: Keras's shared arguments.
 

@@ -70,7 +70,7 @@ class HessianFree(TruncatedNewton):
         warm_start: `zeta`, a number or a schedule.
         cg_iterations: Most CG iterations for a step.
         cg_tolerance: Relative progress for an iteration at which CG stops.
-        curvature_fraction: Share of the batch for `C`; at least 64 examples.
+        curvature_fraction: Share of the batch for `C`; at least 64 rows.
         selection_fraction: Share of the batch that chooses the iterate, the length and
             the damping; other examples than those for `C` where it can be.
         chunk_size: Most examples that the loss, its gradient and products with `C` are

@@ -73,9 +73,9 @@ class KFAC(SecondOrderOptimizer):
             eigenbases of A and G; not for "block_tridiagonal".
         fisher: "sampled" draws one target an example from the model's predictions,
             "exact" sums over all of them, "empirical" takes the labels.
-        statistics_fraction: Share of the batch for statistics, tau1; 64 rows at least.
-            "auto" is a quarter, of at most 128 rows.
-        quadratic_fraction: Share for the quadratic model, tau2; at least 64 examples.
+        statistics_fraction: Share of the batch for statistics, tau1; 64 rows at least,
+            one for each position of an output. "auto" is a quarter, of at most 128.
+        quadratic_fraction: Share for the quadratic model, tau2; 64 rows at least.
         statistics_every: Steps between two updates of A and G.
         inverse_every: Steps between two updates of the inverses, T3.
         statistics_decay: Largest weight of the past in A and G.

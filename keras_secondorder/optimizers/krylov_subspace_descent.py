@@ -40,7 +40,7 @@ class KrylovSubspaceDescent(FlatOptimizer):
         curvature: `C`: "gauss_newton" or "fisher".
         basis_size: `m`, the number of products with `C` for a step, less one.
         bfgs_iterations: Most BFGS updates for a step.
-        curvature_fraction: Share of the batch for `C`; at least 64 examples.
+        curvature_fraction: Share of the batch for `C`; at least 64 rows.
         selection_fraction: Share of the batch on which the loss is minimised; other
             examples than those for `C` where it can be.
         **kwargs: Keras's shared arguments.

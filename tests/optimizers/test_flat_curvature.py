@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+import pytest
 from keras import layers, ops
 
 import keras_secondorder as kso
@@ -45,3 +46,15 @@ def test_rows_of_an_automatic_fraction():
         _, rows, _ = objective.subset("auto", [])
         assert (rows is None) if count is None else len(rows) == count
         assert objective.whole_batch("auto") == (count is None)
+
+
+@pytest.mark.parametrize(
+    "positions, total, count",
+    [(4, 16, None), (4, 20, 16), (4, 100, 25), (32, 8, None), (32, 24, 8)],
+)
+def test_each_position_of_an_output_is_a_row(positions, total, count):
+    model = keras.Sequential([keras.Input((positions, 2)), layers.Dense(3)])
+    model.compile(loss="mse")
+    x = ops.convert_to_tensor(np.zeros((total, positions, 2), "float32"))
+    _, rows, _ = Objective(model, x, None, None).subset("auto", [])
+    assert (rows is None) if count is None else len(rows) == count
