@@ -82,7 +82,7 @@ def check_numbers(values: dict, most: float | None = None, auto: bool = False) -
         if isinstance(value, str) and not (auto and value == "auto"):
             choices = "a number or 'auto'" if auto else "a number"
             raise ValueError(f"`{name}` must be {choices}. Received {name}={value!r}.")
-        if isinstance(value, int | float):
+        if _is_number(value):
             check_range(name, value, 0, most)
 
 
@@ -171,7 +171,7 @@ def check_rates(
             f"learning rate is. Received momentum={momentum!r} with "
             f"learning_rate={learning_rate!r}."
         )
-    if isinstance(momentum, int | float):
+    if _is_number(momentum):
         check_momentum(momentum)
     given = {
         "momentum": momentum,

@@ -16,7 +16,6 @@ from keras_secondorder.likelihoods import (
     Curve,
     by_position,
     check_likelihood,
-    gradient_weights,
     likelihood_of,
     loss_values,
     position_weights,
@@ -228,6 +227,28 @@ class Objective:
         with self._scope(parameters):
             return self._loss(self._call(self._x, _no_tap)[0])
 
+    def uninformed(self, outputs: list, weights: list):
+        """The losses of the outputs' own means, the same for all inputs; a scalar.
+
+        Args:
+            outputs: Outputs of the network on this batch, flattened.
+            weights: Position weights of the heads.
+        """
+        total = 0.0
+        for head, w in zip(self.heads, weights, strict=True):
+            z = outputs[head.output]
+            rows, share = by_position(z, w), w[..., None]
+            if len(w.shape) == 0:  # the loss is one number for the whole batch
+                rows, share = z, ops.ones_like(z)
+            axes = tuple(range(max(1, len(w.shape))))
+            total_share = ops.sum(share, axis=axes, keepdims=True)
+            mean = ops.sum(share * rows, axis=axes, keepdims=True)
+            mean = ops.divide_no_nan(mean, total_share) + ops.zeros_like(rows)
+            values = loss_values(head.loss, head.y, ops.reshape(mean, ops.shape(z)))
+            alike = len(values.shape) == len(w.shape)
+            total += ops.sum(w * values) if alike else ops.sum(w) * ops.mean(values)
+        return total
+
     def outputs(self, parameters) -> list:
         """The outputs of the network at other parameters, flattened."""
         with self._scope(parameters):
@@ -322,33 +343,6 @@ class Objective:
     def _share_of(self, count):
         """How many examples each of `count` stands for."""
         return ops.cast(self.examples, self.precision) / ops.cast(count, self.precision)
-
-    def loss_cotangents(self, outputs: list, curves: list[Curve], rows=None) -> list:
-        """Gradients of the loss at the outputs, over the square root of the weight.
-
-        Their outer products sum to the empirical Fisher matrix.
-
-        Args:
-            outputs: Outputs of the network for the examples in question.
-            curves: The heads' likelihoods there.
-            rows: Indices of the examples in the batch, or None for all.
-        """
-        cotangents = [None] * len(outputs)
-        for head, curve in zip(self.heads, curves, strict=True):
-            y = head.y if rows is None else ops.take(head.y, rows, axis=0)
-
-            def total(primals, tap, head=head, y=y):
-                return [ops.sum(loss_values(head.loss, y, primals[0]))], ()
-
-            z = outputs[curve.output]
-            linear = autodiff.vjp(total, [z], taps=False)
-            gradient = linear.pullback([ops.ones_like(linear.outputs[0])])[0]
-            grouped = by_position(gradient, curve.weights)
-            weight = ops.sqrt(gradient_weights(curve, z, head.loss, y))[..., None]
-            before = cotangents[curve.output]
-            vector = ops.reshape(weight * grouped, ops.shape(z))
-            cotangents[curve.output] = vector if before is None else before + vector
-        return cotangents
 
     def linearize_outputs(self, x, taps: bool = True) -> autodiff.Linearization:
         """The outputs alone, for both directions, with no loss.

@@ -87,7 +87,8 @@ def is_finite(v: list):
     if not v:
         return ops.cast(True, "bool")
     dtype = precision_of(v)
-    return ops.all(ops.isfinite(ops.stack([cast(ops.sum(a), dtype) for a in v])))
+    sums = [ops.sum(cast(a, dtype)) for a in v]
+    return ops.all(ops.isfinite(ops.stack(sums)))
 
 
 def take_rows(tree, rows):

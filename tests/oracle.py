@@ -181,6 +181,12 @@ def objective(layers, kind, x, y, w):
     return w @ loss_values(kind, z, y) + penalty
 
 
+def uninformed(layers, kind, x, y, w):
+    """The loss of the mean output for all rows."""
+    z = run(layers, x).z
+    return w @ loss_values(kind, np.tile(w @ z / w.sum(), (len(z), 1)), y)
+
+
 def gradient(layers, kind, x, y, w):
     """`dh / dtheta`, shape (P,)."""
     J = jacobian(layers, x)

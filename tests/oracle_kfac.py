@@ -61,7 +61,7 @@ class Kfac:
         self.norm_constraint = norm_constraint
         self.damping_every, self.gamma_every = damping_every, gamma_every
         self.relative, self.relative_step = relative, relative_step
-        self.losses = []
+        self.reference = np.inf
         self.previous = np.zeros_like(oracle.flat(layers))
         self.average = None
         self.steps = 0
@@ -71,7 +71,10 @@ class Kfac:
         layers, kind = self.layers, self.kind
         eta = np.concatenate([layer.eta.ravel() for layer in layers])
         grad = oracle.gradient(layers, kind, x, y, w)
-        self.losses.append(oracle.objective(layers, kind, x, y, w))
+        self.loss = oracle.objective(layers, kind, x, y, w)
+        if self.steps <= 10:
+            constant = abs(oracle.uninformed(layers, kind, x, y, w))
+            self.reference = min(self.reference, max(abs(self.loss), constant))
         self._average(self._statistics(x, w))
         ridge = self.damping * self._by_parameter(self._units())
         curvature = oracle.fisher(layers, kind, x, w) + np.diag(ridge + eta)
@@ -99,7 +102,7 @@ class Kfac:
         measured = (np.nan, np.nan, np.nan)
         if self.damping_every and self.steps % self.damping_every == 0:
             after = oracle.moved(layers, update)
-            change = oracle.objective(after, kind, x, y, w) - self.losses[-1]
+            change = oracle.objective(after, kind, x, y, w) - self.loss
             rho = change / model(update)
             undamped = update @ curvature @ update - ridge * update @ update
             measured = (model(update), change, undamped)
@@ -165,7 +168,7 @@ class Kfac:
         shares = [1.0] * len(self.layers)
         if self.relative_step is not None:
             fraction, steps = self.relative_step
-            left = min(1.0, abs(self.losses[-1] / self.losses[0]))
+            left = min(1.0, abs(self.loss) / self.reference)
             bound = fraction * left**0.25 * np.sqrt(min(1.0, steps / self.steps))
             vs = (oracle.split(v, self.layers) for v in (oracle.flat(self.layers), U))
             for i, (theta, u) in enumerate(zip(*vs, strict=True)):

@@ -7,6 +7,8 @@ import torch.nn.attention
 
 from keras_secondorder.autodiff.contract import Linearization
 
+LONG = 65536  # `torch.dot` adds up in a row, so longer ones lose digits
+
 
 def vjp(f, primals, taps=True):
     """Linearise `f(primals, tap)` for reverse passes (see `contract.py`)."""
@@ -146,6 +148,8 @@ def interpolate(old, new, weight):
 
 def inner(a, b):
     """The sum of `a * b` over all entries."""
+    if a.numel() > LONG:
+        return (a * b).sum()
     return torch.dot(a.reshape(-1), b.reshape(-1))
 
 

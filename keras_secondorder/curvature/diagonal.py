@@ -1,5 +1,6 @@
 """Blocks for variables that have no Kronecker factors."""
 
+import math
 from collections.abc import Callable
 
 from keras import ops
@@ -45,7 +46,7 @@ class DiagonalBlock:
 
     def damping(self, damping):
         """`lambda` of this block, a scalar."""
-        return in_units_of(ops.mean(self.D), damping, self.relative)
+        return in_units_of(_mean(self.D), damping, self.relative)
 
     def precondition(self, gradient: list, inverses: list, damping, rows=None) -> list:
         """`V / (D + damping)`.
@@ -58,12 +59,17 @@ class DiagonalBlock:
         """
         # As for a factor, never by less than rounding; and never 0 / 0.
         D = ops.convert_to_tensor(self.D)
-        damping = ops.maximum(damping, FLOAT32_EPS * ops.max(D) + 1e-30)
+        damping = ops.maximum(damping, FLOAT32_EPS * ops.max(D, initial=0.0) + 1e-30)
         return [ops.cast(gradient[0], "float32") / (D + damping)]
 
     def multiply(self, v: list) -> list:
         """`D V`, for a list with one tensor."""
         return [ops.convert_to_tensor(self.D) * ops.cast(v[0], "float32")]
+
+
+def _mean(D):
+    """The mean of the entries; 0 where there are none."""
+    return ops.sum(D) / max(1, math.prod(D.shape))
 
 
 class IdentityBlock:

@@ -8,6 +8,7 @@ from keras import ops
 
 from keras_secondorder import autodiff
 from keras_secondorder.capture import l2_curvature
+from keras_secondorder.curvature.statistics import loss_cotangents
 from keras_secondorder.likelihoods import (
     CounterSeed,
     by_position,
@@ -174,7 +175,7 @@ def empirical_fisher_products(objective: Objective, centered: bool = False) -> P
     """
     network = objective.linearize_network()
     curves = objective.curves(network.outputs, network.aux[0], gradient_only=True)
-    cotangents = objective.loss_cotangents(network.outputs, curves)
+    cotangents = loss_cotangents(objective, network.outputs, curves)
     once = [None if c is None else c[None] for c in cotangents]
     products = _outer_products(network, once, 1, objective.examples)
     if not centered:

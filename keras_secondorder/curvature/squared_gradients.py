@@ -7,6 +7,7 @@ from keras_secondorder.autodiff import Linearization
 from keras_secondorder.capture import of_wrapper, plan_blocks
 from keras_secondorder.capture.dense import DenseWrapper
 from keras_secondorder.curvature.products import times_by_example
+from keras_secondorder.curvature.statistics import loss_cotangents
 from keras_secondorder.likelihoods import CounterSeed, sqrt_cotangents
 from keras_secondorder.objective import Objective
 
@@ -50,7 +51,7 @@ def curvature_diagonal(
     curves = objective.curves(outputs, weights, gradient_only=kind == "empirical")
     random = CounterSeed(seed, counter, stream=1)
     if kind == "empirical":
-        cotangents = objective.loss_cotangents(outputs, curves)
+        cotangents = loss_cotangents(objective, outputs, curves)
     else:
 
         def root(curve, z):

@@ -5,11 +5,15 @@ import math
 
 from keras import ops
 
+from keras_secondorder import autodiff
 from keras_secondorder.capture import of_wrapper
 from keras_secondorder.likelihoods import (
     CounterSeed,
+    Curve,
     by_position,
     example_weights,
+    gradient_weights,
+    loss_values,
     sqrt_cotangents,
 )
 
@@ -87,7 +91,7 @@ def batch_factors(objective, linear, blocks, fisher, fraction, seed, counter) ->
         return curve.likelihood.sampled_sqrt(z, random)
 
     if fisher == "empirical":
-        gradients, taps = pull(objective.loss_cotangents(outputs, curves, rows))
+        gradients, taps = pull(loss_cotangents(objective, outputs, curves, rows))
     else:
         gradients, taps = pull(sqrt_cotangents(curves, outputs, sampled))
     if fisher == "exact":
@@ -109,6 +113,35 @@ def batch_factors(objective, linear, blocks, fisher, fraction, seed, counter) ->
         else:
             factors.append([])
     return factors
+
+
+def loss_cotangents(objective, outputs: list, curves: list[Curve], rows=None) -> list:
+    """Gradients of the loss at the outputs, over the square root of the weight.
+
+    Their outer products sum to the empirical Fisher matrix.
+
+    Args:
+        objective: The batch.
+        outputs: Outputs of the network for the examples in question.
+        curves: The heads' likelihoods there.
+        rows: Indices of the examples in the batch, or None for all.
+    """
+    cotangents = [None] * len(outputs)
+    for head, curve in zip(objective.heads, curves, strict=True):
+        y = head.y if rows is None else ops.take(head.y, rows, axis=0)
+
+        def total(primals, tap, head=head, y=y):
+            return [ops.sum(loss_values(head.loss, y, primals[0]))], ()
+
+        z = outputs[curve.output]
+        linear = autodiff.vjp(total, [z], taps=False)
+        gradient = linear.pullback([ops.ones_like(linear.outputs[0])])[0]
+        grouped = by_position(gradient, curve.weights)
+        weight = ops.sqrt(gradient_weights(curve, z, head.loss, y))[..., None]
+        before = cotangents[curve.output]
+        vector = ops.reshape(weight * grouped, ops.shape(z))
+        cotangents[curve.output] = vector if before is None else before + vector
+    return cotangents
 
 
 def _exact(network, lead, curves, outputs, gradient_factors, like):

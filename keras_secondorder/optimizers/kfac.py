@@ -25,6 +25,7 @@ from keras_secondorder.curvature import (
 from keras_secondorder.likelihoods import effective_examples
 from keras_secondorder.optimizers.base import SecondOrderOptimizer, StepResult, is_due
 from keras_secondorder.optimizers.step_report import UNMEASURED, Measured, compare
+from keras_secondorder.solvers.bounds import reference_loss
 from keras_secondorder.solvers.damping import AdaptiveDamping, reduction_ratio
 from keras_secondorder.solvers.step_rules import Proposal, Step, StepRule, rule_for
 
@@ -234,7 +235,7 @@ class KFAC(SecondOrderOptimizer):
         initial = self._damping_rule.initial if self._adapted else None
         self.gamma = self.add_scalar("gamma", float(initial or 0.0) ** 0.5)
         self.rho = self.add_scalar("rho", float("nan"))
-        self.first_loss = self.add_scalar("first_loss", 0.0)
+        self.reference = self.add_scalar("reference_loss", 0.0)
 
     def announce(self):
         """Print once which variables fell back, if some did."""
@@ -264,7 +265,7 @@ class KFAC(SecondOrderOptimizer):
         rows = objective.examples if isinstance(objective.examples, int) else None
         whole = objective.whole_batch(self.statistics_fraction)
         linear = objective.linearize(taps=whole or self.curvature.rows_pay(rows))
-        loss, inputs, weights = linear.outputs[0], *linear.aux[:2]
+        (loss, *z), inputs, weights = linear.outputs, *linear.aux[:2]
         gradient, taps = objective.gradient(linear)
         finite = ops.logical_and(ops.isfinite(loss), vectors.is_finite(gradient))
 
@@ -295,9 +296,9 @@ class KFAC(SecondOrderOptimizer):
 
         rule = self._rule()
         model = quadratic_model() if rule.needs_model else None
-        *previous, first_loss = vectors.values([*self.previous, self.first_loss])
-        first_loss = ops.where(first_loss > 0, first_loss, ops.absolute(loss))
-        known = (previous, gradient, loss, first_loss, self.learning_rate, k)
+        *previous, before = vectors.values([*self.previous, self.reference])
+        reference = reference_loss(before, loss, k, objective.uninformed, z, weights)
+        known = (previous, gradient, loss, reference, self.learning_rate, k)
         known += (objective.parameters, self.curvature.places, model)
 
         def propose(gamma, inverses):
@@ -330,8 +331,8 @@ class KFAC(SecondOrderOptimizer):
             (after,) = vectors.values([self.damping_value])
             # XLA copies the weights unless their assignment waits for this.
             finite = ops.logical_and(finite, ops.isfinite(after))
-        new = [*direction, first_loss]
-        vectors.assign([*self.previous, self.first_loss], new, where=finite)
+        new = [*direction, reference]
+        vectors.assign([*self.previous, self.reference], new, where=finite)
         seen = loss, gradient, successive, measured
         return StepResult(direction, finite, linear.aux.state, logs, *seen)
 

@@ -5,7 +5,11 @@ import math
 import keras
 from keras import ops
 
+from keras_secondorder import vectors
 from keras_secondorder.solvers.schedules import at_step
+
+REFERENCE_STEPS = 10  # steps whose least loss stands for no knowledge of the inputs
+UNBOUNDED = 1e30
 
 
 class _Bound:
@@ -54,9 +58,11 @@ class RelativeRadius(_Bound):
     def __init__(self, fraction: float = 0.01, steps: int = 60):
         super().__init__(fraction, steps)
 
-    def __call__(self, loss, first_loss, iterations):
+    def __call__(self, loss, reference, iterations):
         """`c_n`, a float32 scalar."""
-        size = ops.absolute(ops.cast(loss, "float32"))
+        size = _size(loss)
+        # A loss of 0 with a gradient says nothing of its scale.
+        size = ops.where(size > 0, size, UNBOUNDED)
         return self.fraction * size * self._decay(iterations)
 
 
@@ -65,8 +71,10 @@ class RelativeStep(_Bound):
     """A bound on a layer's step beside its weights, which falls with the loss.
 
     ```
-    b_n = fraction * min(1, |h_n / h_1|)^(1/4) * sqrt(min(1, steps / n))
+    b_n = fraction * min(1, |h_n| / h_0)^(1/4) * sqrt(min(1, steps / n))
     ```
+
+    with `h_0` of `reference_loss`, the loss of what knows nothing of the inputs.
 
     Where the loss is a square of the way that is left, its square root makes steps a
     share of that way. The fourth root is from measurements. So steps stay long while
@@ -81,11 +89,42 @@ class RelativeStep(_Bound):
     def __init__(self, fraction: float = 0.01, steps: int = 100):
         super().__init__(fraction, steps)
 
-    def __call__(self, loss, first_loss, iterations):
+    def __call__(self, loss, reference, iterations):
         """`b_n`, a float32 scalar."""
-        left = ops.absolute(ops.cast(loss, "float32"))
-        left = ops.minimum(1.0, left / ops.maximum(first_loss, 1e-30))
+        left = _size(loss)
+        left = ops.where(left > 0, left / ops.maximum(reference, 1e-30), 1.0)
+        left = ops.minimum(1.0, left)
         return self.fraction * left**0.25 * ops.sqrt(self._decay(iterations))
+
+
+def reference_loss(before, loss, iterations, uninformed, *arguments):
+    """The loss `h_0` that others are compared with, from the first steps.
+
+    It is that of outputs which are the same for all inputs, or the present one where
+    that is larger: about the loss at the start of a training, and far more than the
+    loss of a model that is trained already. The least of some steps, as one batch may
+    be odd.
+
+    Args:
+        before: What this returned in the step before, 0 at first.
+        loss: The objective on the batch.
+        iterations: Number of steps taken.
+        uninformed: `uninformed(*arguments)` is the loss of such outputs.
+        *arguments: Its arguments.
+
+    Returns:
+        A float32 scalar.
+    """
+
+    def update():
+        seen = ops.maximum(_size(loss), _size(uninformed(*arguments)))
+        return ops.where(before > 0, ops.minimum(before, seen), seen)
+
+    return ops.cond(iterations < REFERENCE_STEPS, update, lambda: before + 0.0)
+
+
+def _size(loss):
+    return ops.absolute(vectors.cast(loss, "float32"))
 
 
 def bound_at(bound, proposal):
@@ -93,11 +132,11 @@ def bound_at(bound, proposal):
 
     Args:
         bound: The bound.
-        proposal: What a step rule sees, with `loss`, `first_loss` and `iterations`.
+        proposal: What a step rule sees, with `loss`, `reference` and `iterations`.
 
     Returns:
         A float32 scalar.
     """
     if isinstance(bound, _Bound):
-        return bound(proposal.loss, proposal.first_loss, proposal.iterations)
+        return bound(proposal.loss, proposal.reference, proposal.iterations)
     return ops.cast(at_step(bound, proposal.iterations), "float32")

@@ -24,7 +24,7 @@ class Proposal(NamedTuple):
         previous: The direction of the step before, zeros at first.
         gradient: The gradient of the objective.
         loss: The objective on this batch.
-        first_loss: Its absolute value on the first batch.
+        reference: The loss of what knows nothing, from `reference_loss`.
         learning_rate: The optimizer's learning rate at this step.
         iterations: Steps taken so far, an integer scalar.
         weights: Values of the trainable variables.
@@ -38,7 +38,7 @@ class Proposal(NamedTuple):
     previous: list
     gradient: list
     loss: object
-    first_loss: object
+    reference: object
     learning_rate: object
     iterations: object
     weights: list

@@ -64,6 +64,14 @@ def attach(model) -> None:
     model.train_function = None  # one made before would go on with the other step
     if is_built(model) and not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
+        if model.optimizer is not optimizer:
+            # `load_model` builds again what scales the loss: its scale would be there
+            # twice, and the saved one lost.
+            model.optimizer.__dict__["build"] = _is_built_already
+
+
+def _is_built_already(variables):
+    """In the place of `build`, where that may be called once only."""
 
 
 def _reason_against(model, optimizer) -> str | None:

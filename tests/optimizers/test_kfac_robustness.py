@@ -251,6 +251,47 @@ def test_a_gradient_whose_norm_overflows_is_finite():
     assert history["loss"][-1] < history["loss"][0]
 
 
+@pytest.mark.parametrize("scale", [1e3, 0.0])
+def test_an_odd_first_batch_is_forgotten(scale):
+    """Steps stay as long beside the weights as without it; nor do they stop at 0."""
+    x, _ = examples(64)
+    y = x[:, :1]
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [keras.Input((6,)), layers.Dense(1, kernel_initializer="zeros")]
+    )
+    model.compile(optimizer=kso.KFAC(), loss="mse")
+    fit(model, x, scale * y, batch_size=64)
+    history = fit(model, x, y, batch_size=64, epochs=80)
+    assert history["loss"][-1] < 0.1 * np.mean(y**2)
+
+
+def test_a_first_loss_of_zero_with_a_gradient():
+    x, _ = examples(64)
+    keras.utils.set_random_seed(0)
+    start = [keras.Input((6,)), layers.Dense(1, kernel_initializer="zeros")]
+    model = keras.Sequential(start)
+    model.compile(kso.KFAC(), lambda y, z: 0.5 * z**2 - y * z)
+    history = fit(model, x, x[:, :1], batch_size=64, epochs=80)
+    assert history["loss"][0] == 0
+    assert history["loss"][-1] < -0.45 * np.mean(x[:, :1] ** 2)
+
+
+def test_a_trained_model_is_not_undone():
+    """Its loss is far below that of other examples' targets: steps are short."""
+    x, _ = examples(256)
+    y = (x[:, 0] * x[:, 1] > 0).astype("int32")
+    keras.utils.set_random_seed(0)
+    hidden = layers.Dense(32, activation="relu")
+    model = keras.Sequential([keras.Input((6,)), hidden, layers.Dense(2)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(0.01), loss)
+    trained = fit(model, x, y, batch_size=64, epochs=150)["loss"][-1]
+    model.compile(kso.KFAC(), loss)
+    again = fit(model, x, y, batch_size=64, epochs=10)["loss"]
+    assert max(again) < 2 * trained
+
+
 def test_batch_without_any_weight(model):
     x, y = examples(24)
     restore(model, model.initial)
