@@ -105,6 +105,21 @@ def check_count(name: str, value, least: int = 1) -> None:
         )
 
 
+def check_counts(values: dict, optional: dict) -> None:
+    """Refuse what does not count anything.
+
+    Args:
+        values: By name: integers of at least 1.
+        optional: By name: the same, or None.
+
+    Raises:
+        ValueError: One is no integer, or too small.
+    """
+    given = {name: value for name, value in optional.items() if value is not None}
+    for name, value in {**values, **given}.items():
+        check_count(name, value)
+
+
 def _is_number(value) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
@@ -196,9 +211,10 @@ def check_momentum(momentum: float) -> None:
     Raises:
         ValueError: It lies outside.
     """
-    if not 0 <= momentum < 1:
+    if not (_is_finite(momentum) and 0 <= momentum < 1):
         raise ValueError(
-            f"`momentum` must be at least 0 and below 1. Received momentum={momentum}."
+            "`momentum` must be at least 0 and below 1. "
+            f"Received momentum={momentum!r}."
         )
 
 

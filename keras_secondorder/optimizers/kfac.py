@@ -7,6 +7,7 @@ from keras import ops
 
 from keras_secondorder import vectors
 from keras_secondorder.arguments import (
+    check_counts,
     check_damping,
     check_numbers,
     check_one_of,
@@ -149,14 +150,13 @@ class KFAC(SecondOrderOptimizer):
         check_numbers({"statistics_fraction": statistics_fraction}, 1, auto=True)
         check_numbers({"quadratic_fraction": quadratic_fraction}, 1)
         check_numbers({"statistics_decay": statistics_decay}, 1)
-        check_numbers(
+        check_counts(
             {
                 "statistics_every": statistics_every,
                 "inverse_every": inverse_every,
                 "max_factor_size": max_factor_size,
-                "rank": rank,
-                "factor_memory": factor_memory,
-            }
+            },
+            optional={"rank": rank, "factor_memory": factor_memory},
         )
         check_damping(damping, kwargs, blocks=True)
         super().__init__(1.0 if adaptive else learning_rate, **kwargs)

@@ -31,7 +31,12 @@ STEP_RTOL = 1e-5
         ({"fisher": "true"}, r"must be one of \('sampled', 'exact', 'empirical'\)"),
         ({"statistics_fraction": 0.0}, "`statistics_fraction` must be above 0"),
         ({"statistics_fraction": "half"}, "`statistics_fraction` must be a number or"),
-        ({"inverse_every": "auto"}, "`inverse_every` must be a number"),
+        ({"inverse_every": "auto"}, "`inverse_every` must be an integer of at least 1"),
+        ({"inverse_every": np.int64(0)}, "`inverse_every` must be an integer"),
+        ({"statistics_every": None}, "`statistics_every` must be an integer"),
+        ({"rank": 2.5}, "`rank` must be an integer of at least 1"),
+        ({"momentum": np.float32(5)}, "`momentum` must be at least 0 and below 1"),
+        ({"norm_constraint": np.float32(-1)}, "`norm_constraint` must be above 0"),
         ({"relative_step": 0.0}, "`relative_step` must be above 0"),
         ({"relative_step": np.float32(-1)}, "`relative_step` must be above 0"),
         ({"relative_step": kso.RelativeRadius()}, "a schedule, a `RelativeStep`, None"),
@@ -84,6 +89,19 @@ def test_wrong_damping_rule():
         kso.AdaptiveDamping(None, relative=True)
     with pytest.raises(ValueError, match="in units of the blocks of `KFAC`"):
         kso.HessianFree(damping=kso.AdaptiveDamping(relative=True))
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (("auto",), "`momentum` must be at least 0 and below 1"),
+        ((0.9, -1.0), "`norm_constraint` must be above 0"),
+        ((0.9, None, -1.0), "`relative_step` must be above 0"),
+    ],
+)
+def test_wrong_step_rule(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        kso.TrustRegionStep(*arguments)
 
 
 def test_damping_starts_by_its_unit():
