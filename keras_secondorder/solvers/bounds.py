@@ -117,7 +117,9 @@ def reference_loss(before, loss, iterations, uninformed, *arguments):
     """
 
     def update():
-        seen = ops.maximum(_size(loss), _size(uninformed(*arguments)))
+        constant = _size(uninformed(*arguments))
+        constant = ops.where(ops.isfinite(constant), constant, 0.0)
+        seen = ops.maximum(_size(loss), constant)
         return ops.where(before > 0, ops.minimum(before, seen), seen)
 
     return ops.cond(iterations < REFERENCE_STEPS, update, lambda: before + 0.0)

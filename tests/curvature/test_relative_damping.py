@@ -8,6 +8,7 @@ from keras import ops
 
 import keras_secondorder as kso
 from keras_secondorder import vectors
+from keras_secondorder.solvers.bounds import reference_loss
 from keras_secondorder.solvers.step_rules import Proposal
 
 RNG = np.random.default_rng(0)
@@ -116,6 +117,24 @@ def test_a_layers_step_is_a_share_of_its_weights():
         np.testing.assert_allclose(
             np.linalg.norm(step), bound * np.linalg.norm(weights), rtol=1e-5
         )
+
+
+@pytest.mark.parametrize(
+    "before, loss, step, constant, expected",
+    [
+        (0.0, 2.0, 0, 3.0, 3.0),
+        (0.0, -4.0, 0, 3.0, 4.0),
+        (5.0, 1.0, 3, 3.0, 3.0),
+        (2.0, 1.0, 9, 3.0, 2.0),
+        (5.0, 1.0, 10, 3.0, 5.0),
+        (0.0, 2.0, 0, np.nan, 2.0),
+        (0.0, 2.0, 0, np.inf, 2.0),
+    ],
+)
+def test_reference_loss(before, loss, step, constant, expected):
+    before, loss, constant = tensors(before, loss, constant)
+    k = ops.convert_to_tensor(step, dtype="int32")
+    assert float(reference_loss(before, loss, k, lambda: constant)) == expected
 
 
 def test_weights_of_zero_leave_zero_and_the_radius_counts_what_is_left():
