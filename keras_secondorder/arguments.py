@@ -193,6 +193,10 @@ def check_rates(
         "norm_constraint": norm_constraint,
         "relative_step": relative_step,
     }
+    own = {name: getattr(step_rule, name, None) for name in given}
+    check_numbers({name: own[name] for name in ("norm_constraint", "relative_step")})
+    if not (own["momentum"] is None or callable(own["momentum"])):  # schedules are
+        check_momentum(own["momentum"])
     for name, value in given.items():
         if step_rule is not None and not isinstance(value, str):
             raise ValueError(

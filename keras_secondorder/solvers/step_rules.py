@@ -9,7 +9,6 @@ import numpy as np
 from keras import ops
 
 from keras_secondorder import vectors
-from keras_secondorder.arguments import check_momentum, check_numbers
 from keras_secondorder.solvers.bounds import RelativeRadius, RelativeStep, bound_at
 from keras_secondorder.solvers.quadratic_model import minimise
 from keras_secondorder.solvers.schedules import at_step, deserialize, serialize
@@ -173,10 +172,6 @@ class TrustRegionStep(StepRule):
     """
 
     def __init__(self, momentum=0.9, norm_constraint=None, relative_step=None):
-        if not callable(momentum):  # schedules are
-            check_momentum(momentum)
-        bounds = {"norm_constraint": norm_constraint, "relative_step": relative_step}
-        check_numbers(bounds)
         self.momentum = momentum
         self.norm_constraint = norm_constraint
         self.relative_step = relative_step

@@ -101,7 +101,7 @@ def test_wrong_damping_rule():
 )
 def test_wrong_step_rule(arguments, message):
     with pytest.raises(ValueError, match=message):
-        kso.TrustRegionStep(*arguments)
+        kso.KFAC(step_rule=kso.TrustRegionStep(*arguments))
 
 
 def test_damping_starts_by_its_unit():
