@@ -340,3 +340,8 @@ def test_results_hold_no_graph():
     linear = autodiff.vjp(network, [ops.convert_to_tensor(p) for p in POINT])
     tensors = [*linear.outputs, linear.aux["s"], *linear.aux["pair"][1]]
     assert not any(t.requires_grad for t in tensors)
+
+
+def test_inner_products_of_long_vectors_keep_their_digits():
+    tenth = ops.full((2**22,), 0.1)
+    assert float(autodiff.inner(tenth, tenth)) == pytest.approx(0.01 * 2**22, rel=1e-5)

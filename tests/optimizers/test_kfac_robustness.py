@@ -278,7 +278,7 @@ def test_a_first_loss_of_zero_with_a_gradient():
 
 
 def test_a_trained_model_is_not_undone():
-    """Its loss is far below that of other examples' targets: steps are short."""
+    """Its loss is far below that of a constant output: steps are short."""
     x, _ = examples(256)
     y = (x[:, 0] * x[:, 1] > 0).astype("int32")
     keras.utils.set_random_seed(0)

@@ -6,6 +6,7 @@ import pickle
 import keras
 import pytest
 from training.loop import (
+    arrays,
     assert_equal,
     classifier,
     compiled,
@@ -138,3 +139,18 @@ def test_clone_model(run):
     shared = {id(v) for v in clone.optimizer.variables + clone.weights}
     assert not shared & {id(v) for v in model.optimizer.variables + model.weights}
     assert model.train_step.__self__ is model
+
+
+def test_a_loaded_model_keeps_its_loss_scale(tmp_path):
+    x, y = examples(16)
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [keras.Input((6,)), keras.layers.Dense(3, dtype="mixed_float16")]
+    )
+    scaled = keras.optimizers.LossScaleOptimizer(kso.KFAC(), initial_scale=512.0)
+    model.compile(scaled, "mse")
+    fit(model, x, keras.utils.to_categorical(y, 3), batch_size=16)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert len(loaded.optimizer.variables) == len(model.optimizer.variables)
+    assert_equal(arrays(loaded.optimizer.variables), arrays(model.optimizer.variables))
