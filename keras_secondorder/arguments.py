@@ -5,8 +5,9 @@ import numbers
 
 import keras
 
-from keras_secondorder.solvers.bounds import RelativeStep
+from keras_secondorder.solvers.bounds import RelativeRadius, RelativeStep
 from keras_secondorder.solvers.damping import AdaptiveDamping
+from keras_secondorder.solvers.step_rules import StepRule
 
 
 def check_one_of(name: str, value, choices) -> None:
@@ -134,50 +135,21 @@ def _upper_bound(value, most: float | None) -> str:
     return " and finite" if value == math.inf else ""
 
 
-def check_rates(
-    learning_rate,
-    momentum,
-    norm_constraint="auto",
-    relative_step="auto",
-    step_rule=None,
-) -> None:
-    """Refuse a learning rate and what does not go together with it.
+def check_rates(learning_rate, momentum) -> None:
+    """Refuse a learning rate and a momentum that do not go together.
 
     Args:
         learning_rate: A number, a schedule or "adaptive".
         momentum: A number, a schedule, "auto", or "adaptive" with that learning rate.
-        norm_constraint: Bound on the step in the metric of the curvature.
-        relative_step: Bound on the step of a layer; "auto" or None with that rate.
-        step_rule: A rule with a momentum and bounds of its own; the three are "auto".
 
     Raises:
         ValueError: They are something else.
     """
-    schedule = keras.optimizers.schedules.LearningRateSchedule
-    check_numbers({"norm_constraint": norm_constraint}, auto=True)
-    if _is_number(relative_step):
-        check_range("relative_step", relative_step, 0)
-    elif not (
-        relative_step is None
-        or relative_step == "auto"
-        or isinstance(relative_step, schedule | RelativeStep)
-    ):
-        raise ValueError(
-            "`relative_step` must be a number, a schedule, a `RelativeStep`, None or "
-            "'auto'. "
-            f"Received relative_step={relative_step!r}."
-        )
     adaptive = isinstance(learning_rate, str)
     if adaptive and learning_rate != "adaptive":
         raise ValueError(
             "`learning_rate` must be a number, a schedule or 'adaptive'. "
             f"Received learning_rate={learning_rate!r}."
-        )
-    if adaptive and relative_step is not None and relative_step != "auto":
-        raise ValueError(
-            "`relative_step` bounds steps of a given learning rate; with 'adaptive', "
-            "the quadratic model sets them, and `norm_constraint` bounds them. "
-            f"Received relative_step={relative_step!r}."
         )
     choices = ("auto", "adaptive") if adaptive else ("auto",)
     if isinstance(momentum, str) and momentum not in choices:
@@ -186,19 +158,80 @@ def check_rates(
             f"learning rate is. Received momentum={momentum!r} with "
             f"learning_rate={learning_rate!r}."
         )
-    if _is_number(momentum):
+    if not (isinstance(momentum, str) or callable(momentum)):  # schedules are
         check_momentum(momentum)
+
+
+def check_bounds(norm_constraint, relative_step, learning_rate=None) -> None:
+    """Refuse what does not bound a step.
+
+    Args:
+        norm_constraint: Bound on the step in the metric of the curvature.
+        relative_step: Bound on the step of a layer; "auto" or None where the learning
+            rate is "adaptive".
+        learning_rate: The learning rate.
+
+    Raises:
+        ValueError: One of them is something else.
+    """
+    kinds = {"norm_constraint": RelativeRadius, "relative_step": RelativeStep}
+    given = {"norm_constraint": norm_constraint, "relative_step": relative_step}
+    for name, value in given.items():
+        schedule = keras.optimizers.schedules.LearningRateSchedule
+        if _is_number(value):
+            check_range(name, value, 0)
+        elif value not in (None, "auto") and not isinstance(
+            value, schedule | kinds[name]
+        ):
+            raise ValueError(
+                f"`{name}` must be a number, a schedule, a `{kinds[name].__name__}`, "
+                f"None or 'auto'. Received {name}={value!r}."
+            )
+    if learning_rate == "adaptive" and relative_step not in (None, "auto"):
+        raise ValueError(
+            "`relative_step` bounds steps of a given learning rate; with 'adaptive', "
+            "the quadratic model sets them, and `norm_constraint` bounds them. "
+            f"Received relative_step={relative_step!r}."
+        )
+
+
+def check_step_rule(
+    step_rule, learning_rate, momentum, norm_constraint, relative_step
+) -> None:
+    """Refuse what is no step rule, or one that would ignore an argument.
+
+    Args:
+        step_rule: A rule with a momentum and bounds of its own, or None.
+        learning_rate: A number, a schedule or "adaptive".
+        momentum: "auto" beside a rule, as are the two that follow.
+        norm_constraint: Bound on the step in the metric of the curvature.
+        relative_step: Bound on the step of a layer.
+
+    Raises:
+        ValueError: It is no rule, has a number out of its range, or does not go with
+            the arguments.
+    """
+    if step_rule is None:
+        return
+    check_kind("step_rule", step_rule, StepRule, "a `StepRule`, or None")
+    if learning_rate == "adaptive" and not step_rule.needs_model:
+        raise ValueError(
+            "learning_rate='adaptive' is the rule `AdaptiveStep`, and another was "
+            f"given. Received step_rule={step_rule!r}. Leave one of them out."
+        )
     given = {
         "momentum": momentum,
         "norm_constraint": norm_constraint,
         "relative_step": relative_step,
     }
     own = {name: getattr(step_rule, name, None) for name in given}
-    check_numbers({name: own[name] for name in ("norm_constraint", "relative_step")})
-    if not (own["momentum"] is None or callable(own["momentum"])):  # schedules are
-        check_momentum(own["momentum"])
+    mu = own.pop("momentum")
+    if not (mu is None or callable(mu)):  # schedules are
+        check_momentum(mu)
+    check_numbers(own)
+    check_bounds(**own)
     for name, value in given.items():
-        if step_rule is not None and not isinstance(value, str):
+        if value != "auto":
             raise ValueError(
                 f"`step_rule` has a momentum and bounds of its own: `{name}` would be "
                 f"ignored. Received {name}={value!r} with step_rule={step_rule!r}. "

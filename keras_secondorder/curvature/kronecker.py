@@ -292,7 +292,7 @@ class KroneckerBlock:
         """Whether `precondition` is cheaper from rows than from the gradient."""
         # The gradient of a penalty is no product of rows.
         penalized = any(v.regularizer is not None for v in self.variables)
-        if rows is None or not self._is_plain or penalized:
+        if not (isinstance(rows, int) and self._is_plain) or penalized:
             return False
         A, G = self.sides[0]
         from_gradient = A.size * G.product_cost + G.size * A.product_cost

@@ -7,11 +7,13 @@ from keras import ops
 
 from keras_secondorder import vectors
 from keras_secondorder.arguments import (
+    check_bounds,
     check_counts,
     check_damping,
     check_numbers,
     check_one_of,
     check_rates,
+    check_step_rule,
     check_together,
 )
 from keras_secondorder.capture import FALLBACKS, table
@@ -139,9 +141,10 @@ class KFAC(SecondOrderOptimizer):
         seed: int = 0,
         **kwargs,
     ):
-        adaptive = isinstance(learning_rate, str)
         bounds = norm_constraint, relative_step
-        check_rates(learning_rate, momentum, *bounds, step_rule)
+        check_rates(learning_rate, momentum)
+        check_bounds(*bounds, learning_rate)
+        check_step_rule(step_rule, learning_rate, momentum, *bounds)
         check_one_of("approximation", approximation, APPROXIMATIONS)
         check_together("tikhonov", tikhonov, "approximation", approximation, TIKHONOV)
         check_one_of("fisher", fisher, FISHERS)
@@ -159,6 +162,7 @@ class KFAC(SecondOrderOptimizer):
             optional={"rank": rank, "factor_memory": factor_memory},
         )
         check_damping(damping, kwargs, blocks=True)
+        adaptive = learning_rate == "adaptive"
         super().__init__(1.0 if adaptive else learning_rate, **kwargs)
         self.adaptive = adaptive
         self.momentum = momentum
@@ -232,8 +236,8 @@ class KFAC(SecondOrderOptimizer):
             for i, v in enumerate(model.trainable_variables)
         )
         self.build_damping(auto)
-        initial = self._damping_rule.initial if self._adapted else None
-        self.gamma = self.add_scalar("gamma", float(initial or 0.0) ** 0.5)
+        initial = getattr(self.damping_rule, "initial", None) or 0.0
+        self.gamma = self.add_scalar("gamma", float(initial) ** 0.5)
         self.rho = self.add_scalar("rho", float("nan"))
         self.reference = self.add_scalar("reference_loss", 0.0)
 
@@ -261,15 +265,15 @@ class KFAC(SecondOrderOptimizer):
 
     def step(self, objective) -> StepResult:
         """One step of K-FAC on one batch."""
-        k = ops.cast(self.iterations, "int32")
-        rows = objective.examples if isinstance(objective.examples, int) else None
-        whole = objective.whole_batch(self.statistics_fraction)
-        linear = objective.linearize(taps=whole or self.curvature.rows_pay(rows))
+        curvature, k = self.curvature, ops.cast(self.iterations, "int32")
+        taps = objective.whole_batch(self.statistics_fraction)
+        taps = taps or curvature.rows_pay(objective.examples)
+        linear = objective.linearize(taps=taps)
         (loss, *z), inputs, weights = linear.outputs, *linear.aux[:2]
         gradient, taps = objective.gradient(linear)
         finite = ops.logical_and(ops.isfinite(loss), vectors.is_finite(gradient))
 
-        self.curvature.update(
+        curvature.update(
             ops.logical_and(finite, is_due(k, self.statistics_every)),
             self.statistics_decay,
             objective,
@@ -283,34 +287,31 @@ class KFAC(SecondOrderOptimizer):
         damping, gamma = self._damping(k, loss, gradient, examples)
         trial = ops.logical_and(finite, self._trial_due(k))
         refresh = ops.logical_or(is_due(k, self.inverse_every), trial)
-        fresh, cached = self.curvature.damped_inverses, self.curvature.cached_inverses()
+        refresh, cached = ops.logical_and(finite, refresh), curvature.cached_inverses()
         inverses = ops.cond(
-            ops.logical_and(finite, refresh), lambda: fresh(gamma), lambda: cached
+            refresh, lambda: curvature.damped_inverses(gamma), lambda: cached
         )
 
         def quadratic_model():
-            ridge = self.curvature.ridge(damping)
-            return fisher_model(
-                objective, weights, gradient, ridge, self.quadratic_fraction
-            )
+            damped = curvature.ridge(damping), self.quadratic_fraction
+            return fisher_model(objective, weights, gradient, *damped)
 
         rule = self._rule()
         model = quadratic_model() if rule.needs_model else None
         *previous, before = vectors.values([*self.previous, self.reference])
         reference = reference_loss(before, loss, k, objective.uninformed, z, weights)
         known = (previous, gradient, loss, reference, self.learning_rate, k)
-        known += (objective.parameters, self.curvature.places, model)
+        known += (objective.parameters, curvature.places, model)
 
         def propose(gamma, inverses):
-            U = self.curvature.precondition(gradient, inverses, gamma**2, inputs, taps)
+            U = curvature.precondition(gradient, inverses, gamma**2, inputs, taps)
             step = rule.step(Proposal(U, *known))
             return Candidate(gamma, inverses, step.direction(U, previous), step)
 
         chosen = propose(gamma, inverses)
         if self._tries_gammas(rule):
             chosen = self._best_gamma(trial, propose, chosen)
-        self.curvature.keep_inverses(chosen.inverses, cached)
-        vectors.assign([self.gamma], [chosen.gamma], where=finite)
+        curvature.keep_inverses(chosen.inverses, cached)
 
         step, direction = chosen.step, chosen.direction
         successive = vectors.cosine(direction, previous)
@@ -331,8 +332,8 @@ class KFAC(SecondOrderOptimizer):
             (after,) = vectors.values([self.damping_value])
             # XLA copies the weights unless their assignment waits for this.
             finite = ops.logical_and(finite, ops.isfinite(after))
-        new = [*direction, reference]
-        vectors.assign([*self.previous, self.reference], new, where=finite)
+        new = [chosen.gamma, *direction, reference]
+        vectors.assign([self.gamma, *self.previous, self.reference], new, where=finite)
         seen = loss, gradient, successive, measured
         return StepResult(direction, finite, linear.aux.state, logs, *seen)
 
@@ -344,8 +345,7 @@ class KFAC(SecondOrderOptimizer):
         """Trials fall on steps with fresh inverses, where `T3` divides `T2`."""
         if not self._tries_gammas(self._rule()):
             return False
-        due = ops.equal(k % self._damping_rule.gamma_every, 0)
-        return ops.logical_and(k > 0, due)
+        return ops.logical_and(k > 0, ops.equal(k % self._damping_rule.gamma_every, 0))
 
     def _damping(self, k, loss, gradient, examples):
         """`lambda` and `gamma` of this step."""

@@ -16,7 +16,7 @@ class _Bound:
     """What both bounds are: two numbers, and a value on a batch."""
 
     def __init__(self, fraction: float, steps: int):
-        if not 0 < fraction < math.inf or steps < 1:
+        if not 0 < fraction < math.inf or not steps >= 1:
             raise ValueError(
                 "`fraction` must be above 0, and `steps` at least 1. Received "
                 f"fraction={fraction}, steps={steps}."

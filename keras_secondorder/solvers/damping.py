@@ -126,6 +126,15 @@ class AdaptiveDamping:
                 "`minimum` must be at least 0 and at most `maximum`. "
                 f"Received minimum={minimum}, maximum={maximum}."
             )
+        if initial is not None and not (minimum or 0.0) <= initial <= maximum:
+            raise ValueError(
+                "`initial` must lie between `minimum` and `maximum`. Received "
+                f"initial={initial}, minimum={minimum}, maximum={maximum}."
+            )
+        if not 0 < share < math.inf:
+            raise ValueError(
+                f"`share` must be a number above 0. Received share={share}."
+            )
         if minimum is None and initial is not None:
             raise ValueError(
                 "`minimum=None` is in units of the loss, as `initial=None` is. "

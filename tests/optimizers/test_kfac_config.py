@@ -53,6 +53,13 @@ STEP_RTOL = 1e-5
             r"as in `TrustRegionStep\(momentum=...\)`",
         ),
         ({"norm_constraint": -1.0}, "`norm_constraint` must be above 0"),
+        ({"norm_constraint": object()}, "a schedule, a `RelativeRadius`, None"),
+        ({"momentum": None}, "`momentum` must be at least 0 and below 1"),
+        ({"step_rule": "adaptive"}, "`step_rule` must be a `StepRule`, or None"),
+        (
+            {"step_rule": kso.TrustRegionStep(), "learning_rate": "adaptive"},
+            "is the rule `AdaptiveStep`, and another was given",
+        ),
         ({"quadratic_fraction": 1.5}, "Received quadratic_fraction=1.5"),
         ({"statistics_every": 0}, "statistics_every"),
         ({"inverse_every": 0}, "inverse_every"),
@@ -73,7 +80,7 @@ def test_wrong_damping_rule():
         kso.AdaptiveDamping(decay=1.0)
     with pytest.raises(ValueError, match="every"):
         kso.AdaptiveDamping(every=0)
-    for wrong in ((-0.01,), (float("nan"),), (0.01, 0)):
+    for wrong in ((-0.01,), (float("nan"),), (0.01, 0), (0.01, float("nan"))):
         for bound in (kso.RelativeStep, kso.RelativeRadius):
             with pytest.raises(ValueError, match="`fraction` must be above 0, and"):
                 bound(*wrong)
@@ -83,6 +90,11 @@ def test_wrong_damping_rule():
     for bounds in ({"minimum": -1.0}, {"minimum": 2.0, "maximum": 1.0}):
         with pytest.raises(ValueError, match="`minimum` must be at least 0 and at"):
             kso.AdaptiveDamping(**bounds)
+    for share in (0.0, float("nan")):
+        with pytest.raises(ValueError, match="`share` must be a number above 0"):
+            kso.AdaptiveDamping(None, share=share)
+    with pytest.raises(ValueError, match="`initial` must lie between `minimum` and"):
+        kso.AdaptiveDamping(0.1, minimum=0.2)
     with pytest.raises(ValueError, match="must be True or False"):
         kso.AdaptiveDamping(0.2, relative="no")
     with pytest.raises(ValueError, match="Give a number as `initial`"):
@@ -97,6 +109,8 @@ def test_wrong_damping_rule():
         (("auto",), "`momentum` must be at least 0 and below 1"),
         ((0.9, -1.0), "`norm_constraint` must be above 0"),
         ((0.9, None, -1.0), "`relative_step` must be above 0"),
+        ((0.9, "auto"), "`norm_constraint` must be a number"),
+        ((0.9, None, object()), "a schedule, a `RelativeStep`, None"),
     ],
 )
 def test_wrong_step_rule(arguments, message):
