@@ -20,8 +20,14 @@ def columns_of(v, shapes: list, dtype: str) -> tuple[list, Callable]:
         Tensors of shape `(P,)`, and a function of as many such tensors.
 
     Raises:
+        TypeError: It is an operator.
         ValueError: It has none of these shapes.
     """
+    if hasattr(v, "products"):
+        raise TypeError(
+            "An operator is multiplied by vectors. Received another operator, a "
+            f"{type(v).__name__}. Apply one after the other: `A @ (B @ v)`."
+        )
     if isinstance(v, list | tuple):
         return _nested([_tensor(part, dtype) for part in v], shapes, dtype)
     size, v = sum(math.prod(shape) for shape in shapes), _tensor(v, dtype)

@@ -283,6 +283,7 @@ BAD = DenseOperator(np.full((2, 2), np.nan))
         (lambda: A + DenseOperator(np.eye(2)), ValueError, r"\(10, 10\) and \(2, 2\)"),
         (lambda: A + 1.0, TypeError, r"Received 1.0.*damped\(lam\)"),
         (lambda: A * A, TypeError, "by a number. Received another operator"),
+        (lambda: A @ A, TypeError, "by vectors. Received another operator"),
         (lambda: DenseOperator(np.ones((2, 3))), ValueError, r"square.*\(2, 3\)"),
         (lambda: A.trace(3, method="xtrace"), ValueError, "method='xtrace'"),
         (lambda: A.trace(-1), ValueError, "at least 1. Received samples=-1"),

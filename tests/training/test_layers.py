@@ -113,3 +113,24 @@ def test_r12_convolution_with_one_position_is_dense(data_format):
         )
     assert np.abs(updates[1]).max() > 1e-3
     np.testing.assert_allclose(*updates, rtol=0, atol=1e-5 * np.abs(updates[1]).max())
+
+
+class Extra(layers.Layer):
+    """A learned shift by a vector, and a variable without any entry."""
+
+    def build(self, shape):
+        self.none = self.add_weight(shape=(0, 3), name="none")
+        self.shift = self.add_weight(shape=(shape[-1],), name="shift")
+
+    def call(self, x):
+        return x + self.shift + keras.ops.sum(self.none)
+
+
+def test_a_variable_without_entries_is_no_obstacle():
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((3,)), Extra(), layers.Dense(1)])
+    model.compile(optimizer=kso.KFAC(), loss="mse")
+    x = RNG.normal(size=(32, 3)).astype("float32")
+    history = model.fit(x, x[:, :1] + 1.0, epochs=30, verbose=0).history
+    assert history["skipped_steps"][-1] == 0
+    assert history["loss"][-1] < 0.9 * history["loss"][0]
