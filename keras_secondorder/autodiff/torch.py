@@ -17,7 +17,7 @@ def vjp(f, primals, taps=True):
 
 def linearize(f, primals, taps=False):
     """Linearise `f(primals, tap)` for both directions (see `contract.py`)."""
-    with torch.enable_grad(), _differentiable_attention():
+    with torch.enable_grad():
         linear, primals, outputs = _reverse(f, primals, taps)
         u = [torch.zeros_like(o, requires_grad=True) for o in outputs]
         pulled = _gradients(outputs, primals, u, create_graph=True)
@@ -39,7 +39,7 @@ def _reverse(f, primals, taps):
             tapped[name] = tensor
         return tensor
 
-    with torch.enable_grad():
+    with torch.enable_grad(), _plain_attention():
         outputs, aux = f(primals, tap)
         outputs = list(outputs)
 
@@ -113,15 +113,20 @@ def set_random_state(state):
         torch.cuda.set_rng_state_all(cuda)
 
 
-def _differentiable_attention():
-    """The kernel of attention that can be differentiated twice; the others can't."""
+def _plain_attention():
+    """The kernel of attention that is differentiated operation by operation.
+
+    The fused ones have no second derivative. Their first is wrong where a query may see
+    no key: Keras adds a large negative number to all of its logits, and the logarithm
+    of their sum, which is kept for the reverse pass, does not tell how many they are.
+    """
     return torch.nn.attention.sdpa_kernel([torch.nn.attention.SDPBackend.MATH])
 
 
 def linearize_gradient(f, primals):
     """The gradient of the scalar `f(primals)`, and `v -> H v`: reverse over reverse."""
     primals = [p.detach().requires_grad_() for p in primals]
-    with torch.enable_grad(), _differentiable_attention():
+    with torch.enable_grad(), _plain_attention():
         value = f(primals)
         gradient = _gradients([value], primals, [torch.ones_like(value)], True)
 
