@@ -145,6 +145,8 @@ class Objective:
         with self._scope(parameters) as scope:
             y_pred, inputs = self._call(self._x, tap)
             h = self._loss(y_pred)
+            if not isinstance(self.examples, int):  # of none at all, it would be 0
+                h = ops.where(self.examples > 0, h, float("nan"))
             self._track_loss(h)
             given = vectors.copies(self._given_weight)
             self.model.compute_metrics(self._x, self._y, y_pred, sample_weight=given)

@@ -188,6 +188,8 @@ def _reason_against(wrapper, uses, owners) -> str:
         return "also used outside of its layer"
     if any(owners[id(v)] > 1 for v in wrapper.variables):
         return "shared with another layer"
+    if any(0 in v.shape for v in wrapper.variables):
+        return "without entries"
     return ""
 
 
@@ -197,7 +199,9 @@ def _find_wrappers(model):
 
     def visit(layer, against):
         # A layer that `call` never uses is not built: nothing to look at, nor to train.
-        if id(layer) in seen or not layer.trainable_variables:
+        # A frozen layer may hold others that are not, and says that it has none.
+        trained = [v for v in layer.weights if v.trainable]
+        if id(layer) in seen or not trained:
             return
         seen.add(id(layer))
         wrapper, reason = _wrap(layer, against)
@@ -213,7 +217,7 @@ def _find_wrappers(model):
                 against = f"'{layer.name}' rewrites its kernel while training"
             for child in sublayers(layer):
                 visit(child, against)
-        for v in layer.trainable_variables:
+        for v in trained:
             reasons.setdefault(id(v), (layer.name, reason))
 
     visit(model, None)

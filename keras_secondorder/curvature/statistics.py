@@ -60,7 +60,7 @@ def batch_factors(objective, linear, blocks, fisher, fraction, seed, counter) ->
         network, lead = objective.linearize_outputs(x), 0
         inputs = network.aux
     outputs = network.outputs[lead:]
-    curves = objective.curves(outputs, weights, rows, fisher != "empirical")
+    curves = objective.curves(outputs, weights, rows, fisher == "empirical")
     random = CounterSeed(seed, counter)
     index = {id(w): i for i, w in enumerate(objective.wrappers)}
     layers = [b for b in blocks if b.wrapper is not None]

@@ -143,7 +143,8 @@ def _warn_of_curvature(name, block, width) -> None:
         warnings.warn(
             f"The loss '{name}' is linear in the outputs of the model, in pieces: its "
             "Gauss-Newton and Fisher matrices are zero. Steps are then those of damped "
-            "gradient descent. A loss such as Huber has curvature near its minimum.",
+            "gradient descent. KFAC(fisher='empirical') takes the second moment of the "
+            "gradients, which is not zero; Huber's loss has curvature near a minimum.",
             stacklevel=4,
         )
     if values.min() < -TOLERANCE * np.abs(values).max():

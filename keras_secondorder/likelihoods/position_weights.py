@@ -89,7 +89,7 @@ def _by_positions_of(z, weights, loss):
         raise ValueError(
             f"The loss '{loss.name}' gives values of shape {tuple(weights.shape)} for "
             f"outputs of shape {tuple(z.shape)}. It must give one value an example or "
-            "position, or one number."
+            "position, or one number; classes have to be the last axis of the outputs."
         )
     return weights
 

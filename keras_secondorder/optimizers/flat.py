@@ -7,7 +7,7 @@ import keras
 from keras import ops
 
 from keras_secondorder import vectors
-from keras_secondorder.capture import sublayers
+from keras_secondorder.capture import all_layers
 from keras_secondorder.optimizers.base import SecondOrderOptimizer
 
 # After ten steps, this leaves a third of what moving statistics were at the start.
@@ -37,11 +37,11 @@ class FlatOptimizer(SecondOrderOptimizer):
 
     def build_state(self, model):
         """Remember the shapes of the parameters."""
-        layers = [layer for layer in sublayers(model) if layer.trainable]
         self._lagging = [
             layer.name
-            for layer in layers
+            for layer in all_layers(model)
             if isinstance(layer, keras.layers.BatchNormalization)
+            and layer.trainable
             and layer.momentum > MOST_MOMENTUM
         ]
         variables = model.trainable_variables

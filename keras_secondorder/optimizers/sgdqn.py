@@ -51,7 +51,7 @@ class SGDQN(FlatOptimizer):
         negative, so both bounds are kept by clipping, and `B` starts at the lower one.
     """
 
-    def __init__(self, learning_rate=0.2, damping=0.1, interval: int = 8, **kwargs):
+    def __init__(self, learning_rate=0.2, damping=1.0, interval: int = 8, **kwargs):
         if isinstance(damping, int | float):
             check_range("damping", damping, 0)
         check_count("interval", interval)

@@ -38,8 +38,8 @@ def second_order_step(model, data) -> dict:
             scale,
             precision=optimizer.precision,
         )
-        if isinstance(objective.examples, int) and objective.examples == 0:
-            empty = CAUSES.index("empty_batch")
+        empty, no_examples = CAUSES.index("empty_batch"), objective.examples == 0
+        if no_examples is True:
             return {**_metrics(model), **_count_skipped(optimizer, empty)}
         if not objective.parameters:
             warnings.warn("The model has no trainable weights.", stacklevel=2)
@@ -47,7 +47,8 @@ def second_order_step(model, data) -> dict:
             vectors.assign(objective.state_variables, state)
             return _metrics(model)
         result = optimizer.step(objective)
-        skipped = _count_skipped(optimizer, _report(optimizer, result))
+        cause = ops.where(no_examples, empty, _report(optimizer, result))
+        skipped = _count_skipped(optimizer, cause)
         vectors.assign(objective.state_variables, result.state, where=result.finite)
         with optimizer.stepping():
             _apply(outer, optimizer, model, result)

@@ -1,5 +1,7 @@
 """Layers and losses that once broke a step on one of the backends."""
 
+import warnings
+
 import keras
 import numpy as np
 import pytest
@@ -88,6 +90,22 @@ def test_losses_that_are_no_distribution(name):
     history = losses_of(model, X, y, loss, kso.KFAC())
     assert history["skipped_steps"][-1] == 0
     assert history["loss"][-1] < 0.9 * history["loss"][0]
+
+
+@pytest.mark.parametrize("fisher", ["sampled", "exact", "empirical"])
+def test_statistics_look_at_a_loss_whose_hessian_they_take(fisher):
+    """A number as damping: nothing but the statistics needs the Hessian then."""
+
+    def coupled(y, z):
+        return (z - keras.ops.mean(z)) ** 2 + (z - y) ** 2
+
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(1)])
+    model.compile(kso.KFAC(fisher=fisher, damping=0.1), coupled)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        model.train_on_batch(X, Y)
+    told = ["couples outputs of several examples" in str(w.message) for w in seen]
+    assert any(told) == (fisher != "empirical")
 
 
 def test_loss_that_reduces_by_itself_is_refused():

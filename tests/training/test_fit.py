@@ -217,3 +217,20 @@ def test_r19_class_weight_reaches_the_curvature():
     assert_equal(seen[0][1], seen[1][1])
     for by_class, plain in zip(seen[0][0], seen[2][0], strict=True):
         assert abs(by_class - plain).max() > 0.01 * abs(plain).max()
+
+
+@pytest.mark.skipif(BACKEND == "jax", reason="JAX knows each shape, and compiles it")
+def test_an_empty_batch_is_skipped_whatever_is_known_of_its_shape():
+    """After another length, TensorFlow traces one step for all of them."""
+    x, y = examples(16)
+    model = compiled(classifier(), metrics=[])
+    for rows in (8, 16):
+        model.train_on_batch(x[:rows], y[:rows])
+    before = arrays(model.trainable_variables)
+    for count in (1, 2):
+        logs = model.train_on_batch(x[:0], y[:0], return_dict=True)
+        assert np.isnan(logs["loss"])
+        assert logs["skipped_steps"] == count
+    assert_equal(arrays(model.trainable_variables), before)
+    model.train_on_batch(x, y)
+    assert all(moved(arrays(model.trainable_variables), before))

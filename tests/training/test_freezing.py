@@ -88,3 +88,19 @@ def test_nothing_to_train_is_trained_as_keras_does(make):
         history = fit(model, x, y, epochs=2)
     assert_equal(arrays(model.weights), before)
     assert np.isfinite(history["loss"]).all()
+
+
+def test_an_unfrozen_layer_in_a_frozen_model_has_its_block():
+    layers = keras.layers
+    inner = keras.Sequential(
+        [keras.Input((4,)), layers.Dense(8, "tanh"), layers.Dense(3, name="unfrozen")]
+    )
+    model = keras.Sequential([keras.Input((4,)), inner, layers.Dense(1)])
+    inner.trainable, inner.layers[1].trainable = False, True
+    found = {block.layer_name: block.kind for block in kso.coverage(model)}
+    assert found == {"unfrozen": "kronecker", model.layers[-1].name: "kronecker"}
+    kernel = inner.layers[1].kernel
+    before = arrays([inner.layers[0].kernel, kernel])
+    model.compile(optimizer=kso.KFAC(on_unsupported="error"), loss="mse")
+    model.fit(np.eye(4), np.ones((4, 1)), verbose=0)
+    assert moved(arrays([inner.layers[0].kernel, kernel]), before) == [False, True]
