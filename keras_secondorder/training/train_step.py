@@ -47,7 +47,9 @@ def second_order_step(model, data) -> dict:
             vectors.assign(objective.state_variables, state)
             return _metrics(model)
         result = optimizer.step(objective)
-        cause = ops.where(no_examples, empty, _report(optimizer, result))
+        cause = _report(optimizer, result)
+        if no_examples is not False:  # not known while the step is traced
+            cause = ops.where(no_examples, empty, cause)
         skipped = _count_skipped(optimizer, cause)
         vectors.assign(objective.state_variables, result.state, where=result.finite)
         with optimizer.stepping():
