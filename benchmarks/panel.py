@@ -66,6 +66,10 @@ class Run:
         self.initial = [
             np.array(keras.ops.convert_to_numpy(v)) for v in self.variables
         ]
+        self.compilation = None
+
+    def compile(self):
+        """Train for a stretch that is undone, with all that is done but once."""
         self.compilation = self.fit(range(self.stretch))
         self.restart()
 
@@ -144,6 +148,7 @@ def search(problem, name, seconds):
     """The learning rate and schedule of a baseline that do best in a short run."""
     middle, make = BASELINES[name]
     run = Run(problem, make(middle), SEARCH_SEED)
+    run.compile()
     run.advance()  # how far the seconds go, the same for all rates
     share = seconds / len(FACTORS) / 2
     most = problem.steps // problem.every
@@ -164,8 +169,11 @@ def search(problem, name, seconds):
 def race(problem, tuned, seed, seconds):
     """All optimizers in turn, until each is done or the seconds are over."""
     runs = {"KFAC": Run(problem, kso.KFAC(), seed)}
-    for name, (rate, cosine) in tuned.items():
+    for name, (rate, _) in tuned.items():
         runs[name] = Run(problem, BASELINES[name][1](rate), seed)
+    for run in runs.values():  # no sooner: TensorFlow forgets it with each new seed
+        run.compile()
+    for name, (rate, cosine) in tuned.items():
         runs[name].restart(schedule(rate, cosine, problem.steps))
     while sum(r.seconds for r in runs.values()) < seconds:
         going = [r for r in runs.values() if not r.done and r.steps < problem.steps]
