@@ -105,10 +105,11 @@ def draw(ratios):
         sizes, values = zip(*points, strict=True)
         place.plot(sizes, values, ".-")
         place.axhline(2.0, color="grey", linestyle=":")
-        place.set(xscale="log", xlabel=name, ylim=(0, None), xticks=sizes)
+        place.set(xscale="log", xlabel=name, xticks=sizes)
         place.set_xticks([], minor=True)
         place.set_xticklabels(sizes)
-    axes[0].set_ylabel("K-FAC's step over Adam's")
+    highest = max(value for points in ratios.values() for _, value in points)
+    axes[0].set(ylabel="K-FAC's step over Adam's", ylim=(0, 1.1 * highest))
     figure.savefig(args.plot, dpi=100)
     print(f"Saved {args.plot}.")
 
