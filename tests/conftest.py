@@ -12,8 +12,8 @@ gc.freeze()
 # And fewer of them: by default, each 700 new objects set one off.
 gc.set_threshold(200_000, 20, 100)
 
-# A graph that runs a few times costs more to optimise than that saves: a fifth of all
-# time. The examples run with the optimiser.
+# A graph that runs a few times costs more to optimise than that saves: a quarter of the
+# time of the tests in `training`. The examples run with the optimiser.
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
 
