@@ -345,3 +345,19 @@ def test_results_hold_no_graph():
 def test_inner_products_of_long_vectors_keep_their_digits():
     tenth = ops.full((2**22,), 0.1)
     assert float(autodiff.inner(tenth, tenth)) == pytest.approx(0.01 * 2**22, rel=1e-5)
+
+
+def test_gradient_of_attention_where_a_query_may_see_no_key():
+    """All keys count the same then; PyTorch's fused kernel forgets how many."""
+    rng = np.random.default_rng(0)
+    q, k, v, w = rng.normal(size=(4, 2, 5, 3, 4)).astype("float32")
+    nothing = np.zeros((2, 1, 5, 5), bool)
+
+    def attend(primals, tap):
+        output = ops.dot_product_attention(q, k, *primals, mask=nothing)
+        return [ops.sum(ops.multiply(w, output))], ()
+
+    linear = autodiff.vjp(attend, [ops.convert_to_tensor(v)])
+    (gradient,) = linear.pullback([ops.ones(())])
+    expected = np.broadcast_to(w.mean(axis=1, keepdims=True), v.shape)
+    np.testing.assert_allclose(ops.convert_to_numpy(gradient), expected, atol=1e-6)
