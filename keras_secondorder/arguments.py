@@ -174,18 +174,17 @@ def check_bounds(norm_constraint, relative_step, learning_rate=None) -> None:
     Raises:
         ValueError: One of them is something else.
     """
-    kinds = {"norm_constraint": RelativeRadius, "relative_step": RelativeStep}
-    given = {"norm_constraint": norm_constraint, "relative_step": relative_step}
-    for name, value in given.items():
-        schedule = keras.optimizers.schedules.LearningRateSchedule
+    schedule = keras.optimizers.schedules.LearningRateSchedule
+    for name, value, kind in (
+        ("norm_constraint", norm_constraint, RelativeRadius),
+        ("relative_step", relative_step, RelativeStep),
+    ):
         if _is_number(value):
             check_range(name, value, 0)
-        elif value not in (None, "auto") and not isinstance(
-            value, schedule | kinds[name]
-        ):
+        elif not (value in (None, "auto") or isinstance(value, schedule | kind)):
             raise ValueError(
-                f"`{name}` must be a number, a schedule, a `{kinds[name].__name__}`, "
-                f"None or 'auto'. Received {name}={value!r}."
+                f"`{name}` must be a number, a schedule, a `{kind.__name__}`, None or "
+                f"'auto'. Received {name}={value!r}."
             )
     if learning_rate == "adaptive" and relative_step not in (None, "auto"):
         raise ValueError(

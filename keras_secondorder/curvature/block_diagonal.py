@@ -224,7 +224,7 @@ class BlockDiagonal:
         dampings = self.dampings(damping)
         return [own + eta for own, eta in zip(dampings, self.eta, strict=True)]
 
-    def rows_pay(self, rows: int | None) -> bool:
+    def rows_pay(self, rows) -> bool:
         """Whether some block is preconditioned from rows at this batch size."""
         return any(b.wrapper is not None and b.rows_pay(rows) for b in self.blocks)
 

@@ -288,8 +288,8 @@ class KroneckerBlock:
             for both in (a, g)
         )
 
-    def rows_pay(self, rows: int | None) -> bool:
-        """Whether `precondition` is cheaper from rows than from the gradient."""
+    def rows_pay(self, rows) -> bool:
+        """Whether `precondition` is cheaper from rows; not if unknown how many."""
         # The gradient of a penalty is no product of rows.
         penalized = any(v.regularizer is not None for v in self.variables)
         if not (isinstance(rows, int) and self._is_plain) or penalized:

@@ -126,6 +126,6 @@ class UnitwiseBlock:
     def rows(self, inputs: list, taps: list):
         """None: the gradient is no product of rows."""
 
-    def rows_pay(self, rows: int | None) -> bool:
+    def rows_pay(self, rows) -> bool:
         """No."""
         return False

@@ -266,9 +266,9 @@ class KFAC(SecondOrderOptimizer):
     def step(self, objective) -> StepResult:
         """One step of K-FAC on one batch."""
         curvature, k = self.curvature, ops.cast(self.iterations, "int32")
-        taps = objective.whole_batch(self.statistics_fraction)
-        taps = taps or curvature.rows_pay(objective.examples)
-        linear = objective.linearize(taps=taps)
+        whole = objective.whole_batch(self.statistics_fraction)
+        rows = curvature.rows_pay(objective.examples)
+        linear = objective.linearize(taps=whole or rows)
         (loss, *z), inputs, weights = linear.outputs, *linear.aux[:2]
         gradient, taps = objective.gradient(linear)
         finite = ops.logical_and(ops.isfinite(loss), vectors.is_finite(gradient))
